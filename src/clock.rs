@@ -1,0 +1,117 @@
+//! The only place that reads clocks. Three of them, never compared with one another: the wall clock
+//! (for people and for ids), the monotonic clock (for deadlines and ladders) and its coarse twin
+//! (a few nanoseconds to read, a few milliseconds wide; for watching).
+
+use std::{
+    fmt,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use jiff::{Timestamp, fmt::strtime, tz::Offset};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Now, on the monotonic clock.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Milliseconds since some fixed moment, on the coarse monotonic clock.
+pub(crate) fn coarse_ms() -> u64 {
+    let t = clock_gettime(ClockId::MonotonicCoarse);
+    t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+}
+
+/// Now, on the wall clock.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn wall() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Milliseconds since the Unix epoch; 0 for moments before it.
+pub(crate) fn unix_ms(t: SystemTime) -> u64 {
+    t.duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as u64)
+}
+
+/// Milliseconds of a duration, rounded up, so that a wait never becomes 0 or too short.
+pub(crate) fn ceil_ms(d: Duration) -> u64 {
+    d.as_nanos().div_ceil(1_000_000).min(u128::from(u64::MAX)) as u64
+}
+
+/// A moment of UTC as peers write it: `2026-11-29T20:21:00.1945215+00:00`, seven digits of a second.
+/// Displaying it allocates nothing.
+pub(crate) struct RoundTrip(pub(crate) SystemTime);
+
+impl fmt::Display for RoundTrip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = Timestamp::try_from(self.0).unwrap_or(Timestamp::UNIX_EPOCH);
+        let t = Offset::UTC.to_datetime(t);
+        strtime::BrokenDownTime::from(t)
+            .format("%Y-%m-%dT%H:%M:%S", FmtWriter(f))
+            .map_err(|_| fmt::Error)?;
+        write!(f, ".{:07}+00:00", t.subsec_nanosecond() / 100)
+    }
+}
+
+/// Lends a formatter to jiff.
+struct FmtWriter<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl jiff::fmt::Write for FmtWriter<'_, '_> {
+    fn write_str(&mut self, s: &str) -> Result<(), jiff::Error> {
+        self.0
+            .write_str(s)
+            .map_err(|_| jiff::Error::from_args(format_args!("formatter refused")))
+    }
+}
+
+/// Reads a moment such as `2026-01-31T08:00:00Z` or `…+02:00`.
+pub(crate) fn parse_moment(text: &str) -> Result<SystemTime, String> {
+    text.parse::<Timestamp>()
+        .and_then(SystemTime::try_from)
+        .map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_written_as_peers_write_them() {
+        for text in [
+            "2026-11-29T20:21:00.1945215+00:00",
+            "1970-01-01T00:00:00.0000000+00:00",
+            "2024-02-29T23:59:59.9999999+00:00",
+        ] {
+            let t = parse_moment(text).unwrap();
+            assert_eq!(RoundTrip(t).to_string(), text);
+        }
+        assert_eq!(
+            parse_moment("2026-01-31T10:00:00+02:00").unwrap(),
+            parse_moment("2026-01-31T08:00:00Z").unwrap()
+        );
+        assert!(parse_moment("2026-01-31").is_err());
+    }
+
+    #[test]
+    fn short_waits_never_round_to_nothing() {
+        for (d, ms) in [
+            (0, 0),
+            (1, 1),
+            (999, 1),
+            (1000, 1),
+            (1001, 2),
+            (250_000, 250),
+        ] {
+            assert_eq!(ceil_ms(Duration::from_micros(d)), ms);
+        }
+    }
+
+    #[test]
+    fn the_coarse_clock_moves() {
+        let (fine, coarse) = (now(), coarse_ms());
+        while coarse_ms() == coarse {
+            assert!(fine.elapsed() < Duration::from_secs(5));
+        }
+    }
+}

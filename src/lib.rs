@@ -1,0 +1,8 @@
+//! Ordered, durable messaging over Redis Streams, without async.
+
+mod backoff;
+mod clock;
+mod error;
+mod quiet;
+
+pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
