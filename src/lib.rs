@@ -3,6 +3,7 @@
 mod backoff;
 mod clock;
 mod error;
+mod net;
 mod quiet;
 
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
