@@ -1,0 +1,345 @@
+//! Where the messages of a reply lie. The reply is scanned in place, as it arrives, and taken up again
+//! at the entry where it broke off.
+
+use crate::{
+    net::resp::{Cursor, Head, Scan, Span, Stop},
+    wire::{Field, Headers, Malformed, StreamId},
+};
+
+/// One message: its id, and where its parts lie in the arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) id: StreamId,
+    pub(crate) body: Span,
+    pub(crate) message_type: Span,
+    pub(crate) key: Span,
+    /// Where the first field's name starts, for everything that is read seldom.
+    pub(crate) fields: u32,
+    pub(crate) pairs: u32,
+    /// How many entries of this read lie at or before it, left-out ones included.
+    pub(crate) nth: u32,
+    pub(crate) malformed: Option<Malformed>,
+}
+
+/// Which message types a consumer wants; none named means all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter(Box<[Box<[u8]>]>);
+
+impl Filter {
+    pub(crate) fn new<'t>(types: impl IntoIterator<Item = &'t str>) -> Self {
+        let mut types: Vec<Box<[u8]>> = types
+            .into_iter()
+            .filter(|t| !t.trim().is_empty())
+            .map(|t| t.as_bytes().into())
+            .collect();
+        types.sort();
+        types.dedup();
+        Self(types.into())
+    }
+
+    fn wants(&self, first_type: Option<&[u8]>) -> bool {
+        self.0.is_empty() || first_type.is_some_and(|t| self.0.iter().any(|w| **w == *t))
+    }
+}
+
+/// How far a reply is understood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    /// All of it; it ends at this offset.
+    Whole(usize),
+    /// More bytes are needed, at least up to this offset.
+    Partial(usize),
+    /// It is the server's refusal instead.
+    Refused(Span),
+}
+
+/// The messages of one read.
+#[derive(Debug)]
+pub(crate) struct Index {
+    records: Vec<Record>,
+    at: usize,
+    part: Part,
+    streams: Streams,
+    /// Of several streams only the one asked for is ours.
+    several: bool,
+    found: bool,
+    last: Option<StreamId>,
+    read: u32,
+    nils: u32,
+}
+
+/// What comes next in the reply.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Top,
+    Stream { left: usize },
+    Entries { left: usize, streams_left: usize },
+    End,
+}
+
+/// How the streams of the reply are laid out.
+#[derive(Clone, Copy, Debug)]
+enum Streams {
+    /// An array of pairs, each an array of its own.
+    Nested,
+    /// A map, or the same flattened: key, entries, key, entries.
+    Flat,
+}
+
+impl Index {
+    pub(crate) fn with_capacity(messages: usize) -> Self {
+        Self {
+            records: Vec::with_capacity(messages),
+            at: 0,
+            part: Part::Top,
+            streams: Streams::Nested,
+            several: false,
+            found: false,
+            last: None,
+            read: 0,
+            nils: 0,
+        }
+    }
+
+    /// Begins a new reply, at this offset of the arena.
+    pub(crate) fn clear(&mut self, at: usize) {
+        self.records.clear();
+        self.at = at;
+        self.part = Part::Top;
+        self.found = false;
+        self.last = None;
+        self.read = 0;
+        self.nils = 0;
+    }
+
+    pub(crate) fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The last id read, wanted or not.
+    pub(crate) fn last(&self) -> Option<StreamId> {
+        self.last
+    }
+
+    /// How many entries were read, those left out included.
+    pub(crate) fn read(&self) -> u32 {
+        self.read
+    }
+
+    /// How many entries the filter left out.
+    pub(crate) fn filtered(&self) -> u32 {
+        self.read - self.records.len() as u32
+    }
+
+    /// Where the first entry starts that is not understood yet.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Goes on as far as `bytes` allow, in the answer to a read of the stream `key` after `cursor`.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are not such an answer. Entries understood before stay understood, but nothing
+    /// of a reply that is wrong somewhere should be believed.
+    pub(crate) fn advance(
+        &mut self,
+        bytes: &[u8],
+        key: &[u8],
+        cursor: StreamId,
+        filter: &Filter,
+    ) -> Result<Progress, &'static str> {
+        match self.run(bytes, key, cursor, filter) {
+            Ok(progress) => Ok(progress),
+            Err(Stop::Short(need)) => Ok(Progress::Partial(need)),
+            Err(Stop::Bad(why)) => Err(why),
+        }
+    }
+
+    fn run(
+        &mut self,
+        bytes: &[u8],
+        key: &[u8],
+        cursor: StreamId,
+        filter: &Filter,
+    ) -> Scan<Progress> {
+        loop {
+            let mut c = Cursor::new(bytes, self.at);
+            self.part = match self.part {
+                Part::Top => match self.top(&mut c, bytes)? {
+                    Ok(part) => part,
+                    Err(refusal) => return Ok(Progress::Refused(refusal)),
+                },
+                Part::Stream { left: 0 } => {
+                    if self.several && !self.found {
+                        return Err(Stop::Bad("several streams, and none that was asked for"));
+                    }
+                    if self.nils > 0 && self.read == 0 {
+                        return Err(Stop::Bad("only nil entries: nowhere to go on from"));
+                    }
+                    Part::End
+                }
+                Part::Stream { left } => self.stream(&mut c, bytes, key, left)?,
+                Part::Entries { left: 0, streams_left } => Part::Stream { left: streams_left },
+                Part::Entries { left, streams_left } => {
+                    for left in (0..left).rev() {
+                        self.entry(&mut c, bytes, cursor, filter).inspect_err(|_| {
+                            self.part = Part::Entries { left: left + 1, streams_left };
+                        })?;
+                        self.at = c.at();
+                    }
+                    Part::Stream { left: streams_left }
+                }
+                Part::End => return Ok(Progress::Whole(self.at)),
+            };
+            self.at = c.at();
+        }
+    }
+
+    fn top(&mut self, c: &mut Cursor<'_>, bytes: &[u8]) -> Scan<Result<Part, Span>> {
+        let streams = loop {
+            match c.head()? {
+                Head::Nil => return Ok(Ok(Part::End)),
+                Head::Error(text) => return Ok(Err(text)),
+                Head::Array(n) => {
+                    self.streams = Streams::Nested;
+                    // A flattened map starts with a key instead of a pair.
+                    if n > 0 && !matches!(Cursor::new(bytes, c.at()).head()?, Head::Array(_)) {
+                        if n % 2 != 0 {
+                            return Err(Stop::Bad("a stream key without its entries"));
+                        }
+                        self.streams = Streams::Flat;
+                        break n / 2;
+                    }
+                    break n;
+                }
+                Head::Map(n) => {
+                    self.streams = Streams::Flat;
+                    break n;
+                }
+                Head::Push(n) | Head::Attribute(n) => {
+                    for _ in 0..n {
+                        c.skip()?;
+                    }
+                }
+                Head::Text(_) | Head::Scalar(_) => {
+                    return Err(Stop::Bad("a scalar where streams belong"));
+                }
+            }
+        };
+        self.several = streams > 1;
+        Ok(Ok(Part::Stream { left: streams }))
+    }
+
+    fn stream(
+        &mut self,
+        c: &mut Cursor<'_>,
+        bytes: &[u8],
+        key: &[u8],
+        left: usize,
+    ) -> Scan<Part> {
+        if matches!(self.streams, Streams::Nested) && c.head()? != Head::Array(2) {
+            return Err(Stop::Bad("a stream that is no pair of key and entries"));
+        }
+        let name = c.text()?.ok_or(Stop::Bad("a stream without a key"))?;
+        // A proxy may rename keys: a single stream is the answer whatever it is called.
+        if self.several && name.of(bytes) != key {
+            c.skip()?;
+            return Ok(Part::Stream { left: left - 1 });
+        }
+        self.found = true;
+        match c.head()? {
+            Head::Array(n) => Ok(Part::Entries { left: n, streams_left: left - 1 }),
+            Head::Nil => Ok(Part::Stream { left: left - 1 }),
+            _ => Err(Stop::Bad("something other than entries")),
+        }
+    }
+
+    #[inline]
+    fn entry(
+        &mut self,
+        c: &mut Cursor<'_>,
+        bytes: &[u8],
+        cursor: StreamId,
+        filter: &Filter,
+    ) -> Scan<()> {
+        match c.head()? {
+            Head::Array(2) => {}
+            Head::Nil => {
+                self.nils += 1;
+                return Ok(());
+            }
+            _ => return Err(Stop::Bad("an entry that is no pair of id and fields")),
+        }
+        let id = c.text()?.ok_or(Stop::Bad("an entry without an id"))?;
+        let id = StreamId::parse(id.of(bytes)).ok_or(Stop::Bad("an id that is none"))?;
+        if id <= self.last.unwrap_or(cursor) {
+            return Err(Stop::Bad("an id at or before one already read"));
+        }
+        let (fields, odd) = match c.head()? {
+            Head::Array(n) => (n / 2, n % 2 != 0),
+            Head::Map(n) => (n, false),
+            Head::Nil => (0, false),
+            _ => return Err(Stop::Bad("something other than fields")),
+        };
+        let mut r = Record {
+            id,
+            body: Span::default(),
+            message_type: Span::default(),
+            key: Span::default(),
+            fields: c.at() as u32,
+            pairs: fields as u32,
+            nth: self.read + 1,
+            malformed: None,
+        };
+        let mut seen = Seen::default();
+        for _ in 0..fields {
+            let name = match c.one_byte() {
+                Some(byte) => Field::of_byte(byte),
+                None => match c.text()? {
+                    Some(name) => Field::of(name.of(bytes)),
+                    None => Field::Other,
+                },
+            };
+            let value = c.text()?.unwrap_or_default();
+            match name {
+                Field::Body => (r.body, seen.body) = (value, true),
+                Field::Type => {
+                    r.message_type = value;
+                    seen.first_type.get_or_insert(value);
+                }
+                Field::Key => r.key = value,
+                Field::Headers => seen.headers = Some(value),
+                Field::CorrelationId | Field::Traceparent | Field::Other => {}
+            }
+        }
+        if odd {
+            c.skip()?;
+        }
+        self.read += 1;
+        self.last = Some(id);
+        if !filter.wants(seen.first_type.map(|t| t.of(bytes))) {
+            return Ok(());
+        }
+        r.malformed = if odd {
+            Some(Malformed::OddFields)
+        } else if !seen.body {
+            Some(Malformed::NoBody)
+        } else if seen.first_type.is_none() {
+            Some(Malformed::NoType)
+        } else if seen.headers.is_some_and(|h| Headers::new(h.of(bytes)).check().is_err()) {
+            Some(Malformed::Headers)
+        } else {
+            None
+        };
+        self.records.push(r);
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    body: bool,
+    first_type: Option<Span>,
+    headers: Option<Span>,
+}

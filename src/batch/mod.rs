@@ -1,0 +1,11 @@
+//! What one read brought, and how a handler sees it: the arena holds the bytes as they were received,
+//! the index says where the messages lie in them, and the views lend them out for one call.
+
+mod arena;
+mod index;
+mod view;
+
+pub(crate) use arena::{Arena, ArenaPool};
+pub(crate) use index::{Filter, Index, Progress, Record};
+pub(crate) use view::Context;
+pub use view::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};

@@ -1,0 +1,15 @@
+//! Reading: the loop of one lane, from the socket to the stored position.
+
+mod deliver;
+mod flusher;
+mod lane;
+mod reader;
+mod sizing;
+mod start;
+mod store;
+
+pub(crate) use deliver::{Classify, Handler, HandlerFactory};
+pub(crate) use flusher::Flusher;
+pub(crate) use lane::{Lane, LaneEnd, Plan, PAUSE};
+pub(crate) use start::resolve;
+pub(crate) use store::PositionStore;

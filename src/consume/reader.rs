@@ -1,0 +1,383 @@
+//! One partition's connection and what it brings: requests go out, whole replies come in.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Result, StreamId,
+    batch::{Arena, ArenaPool, Filter, Index, Progress, Record},
+    clock,
+    error::{Error, ErrorKind},
+    net::{Connection, Interrupt, Target, resp},
+};
+
+use super::sizing::Sizing;
+
+/// How a lane reads; fixed at its start.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadPlan {
+    pub(crate) batch_size: u32,
+    pub(crate) batch_bytes: usize,
+    /// How long a read may wait at the server; `None` to poll.
+    pub(crate) block: Option<Duration>,
+    /// How much later than that an answer may come.
+    pub(crate) slack: Duration,
+    /// How long to poll the socket before sleeping in a read.
+    pub(crate) spin: Duration,
+    pub(crate) connect_timeout: Duration,
+    /// The largest entry taken.
+    pub(crate) max_entry_bytes: usize,
+    pub(crate) filter: Filter,
+}
+
+impl ReadPlan {
+    /// What an arena holds to begin with, and shrinks back to: one reply of the size aimed at, and the
+    /// overshoot of a last entry.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.batch_bytes + self.batch_bytes / 4
+    }
+
+    /// Replies larger than this are used up to their last whole entry.
+    fn budget(&self) -> usize {
+        (4 * self.batch_bytes).max(1024 * 1024)
+    }
+}
+
+/// What a read brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Brought {
+    Nothing,
+    /// At least one entry, though the filter may have left all of them out.
+    Entries {
+        /// As many as were asked for: there are probably more.
+        full: bool,
+    },
+}
+
+/// The rest of a reply that has begun must arrive within so many slacks.
+const TAIL_SLACKS: u32 = 10;
+/// After so many small replies in a row a grown arena is given back.
+const SMALL_IN_A_ROW: u32 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    plan: Arc<ReadPlan>,
+    target: Arc<Target>,
+    client_name: String,
+    interrupt: Arc<Interrupt>,
+    connection: Option<Connection>,
+    pool: ArenaPool,
+    arena: Arena,
+    index: Index,
+    key: Box<[u8]>,
+    /// The constant part of the request, for `rendered` entries.
+    head: Vec<u8>,
+    rendered: u32,
+    out: Vec<u8>,
+    sizing: Sizing,
+    /// The last id read.
+    cursor: StreamId,
+    /// How many entries the request on its way asked for.
+    asked: Option<u32>,
+    small_in_a_row: u32,
+}
+
+impl Reader {
+    pub(crate) fn new(
+        plan: Arc<ReadPlan>,
+        target: Arc<Target>,
+        client_name: String,
+        interrupt: Arc<Interrupt>,
+        pool: ArenaPool,
+        key: Box<[u8]>,
+        cursor: StreamId,
+    ) -> Self {
+        let sizing = Sizing::new(plan.batch_size, plan.batch_bytes);
+        Self {
+            index: Index::with_capacity(plan.batch_size.min(4096) as usize),
+            arena: pool.take(),
+            sizing,
+            plan,
+            target,
+            client_name,
+            interrupt,
+            connection: None,
+            pool,
+            key,
+            head: Vec::new(),
+            rendered: 0,
+            out: Vec::with_capacity(512),
+            cursor,
+            asked: None,
+            small_in_a_row: 0,
+        }
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    pub(crate) fn cursor(&self) -> StreamId {
+        self.cursor
+    }
+
+    /// Whether a request is on its way whose answer has not been received.
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    pub(crate) fn connection(&mut self) -> Option<&mut Connection> {
+        self.connection.as_mut()
+    }
+
+    pub(crate) fn connect(&mut self) -> Result<()> {
+        let timeout = self.plan.connect_timeout;
+        let mut c = Connection::dial(&self.target, &self.client_name, Some(&self.interrupt), timeout)?;
+        c.set_read_timeout(self.plan.block.unwrap_or_default() + self.plan.slack)?;
+        self.connection = Some(c);
+        Ok(())
+    }
+
+    /// Gives the connection up: what may still come over it must not answer a later question.
+    pub(crate) fn disconnect(&mut self) {
+        self.connection = None;
+        self.asked = None;
+    }
+
+    /// Asks for what comes after the cursor. Commands in `before` travel in the same write, and their
+    /// replies come first.
+    pub(crate) fn request(&mut self, before: &[u8]) -> Result<()> {
+        debug_assert!(self.asked.is_none());
+        let count = self.sizing.count();
+        if self.rendered != count {
+            self.render_head(count);
+        }
+        self.out.clear();
+        self.out.extend_from_slice(before);
+        self.out.extend_from_slice(&self.head);
+        resp::arg(&mut self.out, self.cursor.encode(&mut Default::default()));
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "read", "not connected"));
+        };
+        connection.send(&self.out).inspect_err(|_| self.asked = None)?;
+        self.asked = Some(count);
+        Ok(())
+    }
+
+    fn render_head(&mut self, count: u32) {
+        self.rendered = count;
+        self.head.clear();
+        resp::command(&mut self.head, if self.plan.block.is_some() { 8 } else { 6 });
+        resp::arg(&mut self.head, b"XREAD");
+        if let Some(block) = self.plan.block {
+            resp::arg(&mut self.head, b"BLOCK");
+            // 0 would wait for ever
+            resp::arg_number(&mut self.head, clock::ceil_ms(block).max(1));
+        }
+        resp::arg(&mut self.head, b"COUNT");
+        resp::arg_number(&mut self.head, u64::from(count));
+        resp::arg(&mut self.head, b"STREAMS");
+        resp::arg(&mut self.head, &self.key);
+    }
+
+    /// Receives the replies to `before` commands, then the answer to the request, blocking until it is
+    /// there whole. Afterwards [`records`](Self::records) are the messages.
+    ///
+    /// # Errors
+    ///
+    /// The connection must be given up after any error but the server's own.
+    pub(crate) fn receive(&mut self, before: usize) -> Result<Brought> {
+        self.clear();
+        let at = self.skip_replies(before)?;
+        self.index.clear(at);
+        let mut began = None;
+        loop {
+            let progress = self
+                .index
+                .advance(self.arena.received(), &self.key, self.cursor, &self.plan.filter)
+                .map_err(|why| self.not_a_reply(why))?;
+            match progress {
+                Progress::Whole(end) if end == self.arena.received().len() => break,
+                Progress::Whole(_) => return Err(self.not_a_reply("more than one reply")),
+                Progress::Refused(text) => {
+                    self.asked = None;
+                    let text = text.of(self.arena.received());
+                    return Err(self.about(Error::server("read", text)));
+                }
+                Progress::Partial(need) => {
+                    if self.outgrown(need)? {
+                        return Ok(self.cut_short());
+                    }
+                    self.fill(&mut began)?;
+                }
+            }
+        }
+        let asked = self.asked.take().unwrap_or_default();
+        let (read, bytes) = (self.index.read(), self.arena.received().len());
+        self.sizing.learn(read, bytes);
+        self.watch_size(bytes);
+        let Some(last) = self.index.last() else { return Ok(Brought::Nothing) };
+        self.cursor = last;
+        Ok(Brought::Entries { full: read >= asked })
+    }
+
+    /// The messages of the last read.
+    pub(crate) fn records(&self) -> &[Record] {
+        self.index.records()
+    }
+
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.arena.received()
+    }
+
+    /// One receive; the first of a reply may wait as long as the read does, the others only for what is
+    /// on its way.
+    fn fill(&mut self, began: &mut Option<std::time::Instant>) -> Result<()> {
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "read", "not connected"));
+        };
+        let partial = !self.arena.received().is_empty();
+        if partial {
+            let since = *began.get_or_insert_with(clock::now);
+            if since.elapsed() > self.plan.slack * TAIL_SLACKS {
+                return Err(Error::new(ErrorKind::Timeout, "read", "a reply came too slowly")
+                    .on_key(&self.key)
+                    .at(self.target.endpoint()));
+            }
+        }
+        let room = self.arena.room();
+        let received = if self.plan.spin.is_zero() || partial {
+            connection.recv(room)
+        } else {
+            connection.recv_spin(room, self.plan.spin)
+        };
+        match received {
+            Ok(n) => {
+                self.arena.filled(n);
+                Ok(())
+            }
+            Err(e) => {
+                // Servers end connections whose replies outgrow their output limits.
+                if partial && e.kind() == ErrorKind::Io && !self.sizing.halve() {
+                    let why = "the connection broke in the middle of a single entry, \
+                               which may exceed the server's client-output-buffer-limit";
+                    return Err(self.about(e.saying(why)));
+                }
+                Err(self.about(e))
+            }
+        }
+    }
+
+    /// Makes room for a reply that needs bytes up to `need`. True when it is larger than a reply may
+    /// be and should be cut short after its last whole entry.
+    fn outgrown(&mut self, need: usize) -> Result<bool> {
+        let capacity = self.arena.capacity();
+        if need <= capacity && !self.arena.room().is_empty() {
+            return Ok(false);
+        }
+        let want = need.max(self.arena.received().len() + 1);
+        if want > self.plan.budget() {
+            if self.index.read() > 0 {
+                return Ok(true);
+            }
+            // A single entry is larger than a whole reply should be. It has to be taken all the same.
+            let size = want - self.index.at();
+            if size > self.plan.max_entry_bytes {
+                let what = format!(
+                    "the entry after {} is {size} bytes or more, over the limit of {} \
+                     (raise MaxMessageBytes, or delete the entry)",
+                    self.cursor, self.plan.max_entry_bytes
+                );
+                return Err(self.about(Error::new(ErrorKind::TooLarge, "read", what)));
+            }
+        }
+        // Twice as much for a reply of many entries; exactly enough for one large one.
+        let grown = if want > self.plan.budget() { want } else { want.max(2 * capacity).min(self.plan.budget()) };
+        if !self.arena.grow_to(grown) {
+            return Err(self.about(Error::new(ErrorKind::TooLarge, "read", "a reply of over 4 GiB")));
+        }
+        Ok(false)
+    }
+
+    /// Takes the whole entries that are here and gives up the connection with the rest.
+    fn cut_short(&mut self) -> Brought {
+        let (read, bytes) = (self.index.read(), self.index.at());
+        log::debug!(
+            "a reply on {} outgrew {} bytes: taking its first {read} entries and asking for fewer",
+            String::from_utf8_lossy(&self.key),
+            self.plan.budget()
+        );
+        self.sizing.learn(read, bytes);
+        self.cursor = self.index.last().unwrap_or(self.cursor);
+        self.disconnect();
+        Brought::Entries { full: false }
+    }
+
+    /// Receives `n` replies that are not entries; returns where they end.
+    fn skip_replies(&mut self, n: usize) -> Result<usize> {
+        let (mut at, mut began) = (0, None);
+        let mut refused = None;
+        for _ in 0..n {
+            loop {
+                let mut c = resp::Cursor::new(self.arena.received(), at);
+                match c.head() {
+                    Ok(resp::Head::Error(text)) => {
+                        refused.get_or_insert(text);
+                        at = c.at();
+                        break;
+                    }
+                    Ok(resp::Head::Scalar(_) | resp::Head::Text(_)) => {
+                        at = c.at();
+                        break;
+                    }
+                    Ok(_) => return Err(self.not_a_reply("an aggregate where a number belongs")),
+                    Err(resp::Stop::Bad(why)) => return Err(self.not_a_reply(why)),
+                    Err(resp::Stop::Short(_)) => self.fill(&mut began)?,
+                }
+            }
+        }
+        match refused {
+            None => Ok(at),
+            // The read that travelled along is still to be answered, by nobody who listens.
+            Some(text) => {
+                let text = text.of(self.arena.received());
+                Err(self.about(Error::server("store position", text)))
+            }
+        }
+    }
+
+    /// Forgets the last read; every record of it is gone.
+    pub(crate) fn clear(&mut self) {
+        self.index.clear(0);
+        self.arena.clear();
+        if self.small_in_a_row >= SMALL_IN_A_ROW {
+            self.small_in_a_row = 0;
+            self.arena.shrink_to(self.plan.arena_bytes());
+        }
+    }
+
+    fn watch_size(&mut self, bytes: usize) {
+        let normal = self.plan.arena_bytes();
+        if self.arena.capacity() > normal {
+            self.small_in_a_row = if bytes > normal { 0 } else { self.small_in_a_row + 1 };
+        }
+    }
+
+    fn not_a_reply(&self, why: &'static str) -> Error {
+        self.about(Error::new(ErrorKind::Protocol, "read", format!("the reply has {why}")))
+    }
+
+    fn about(&self, e: Error) -> Error {
+        e.on_key(&self.key).at(self.target.endpoint())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let arena = std::mem::replace(&mut self.arena, Arena::with_capacity(0));
+        self.pool.give_back(arena);
+    }
+}

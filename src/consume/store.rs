@@ -1,0 +1,129 @@
+//! Where positions are kept: the commands that load and store them, rendered without allocation.
+
+use std::fmt::Write as _;
+
+use crate::{
+    Result, StreamId,
+    clock::{self, RoundTrip},
+    net::{Connection, resp},
+    position::Snapshot,
+    wire::{InstanceId, Keys, PositionValue, ordinal_field},
+};
+
+/// At most so many partitions are written by one command: a larger one would hold the server up.
+pub(crate) const GROUP: usize = 16;
+
+/// Diagnostics go along with every so manieth flush.
+const DIAGNOSTICS_EVERY: u32 = 10;
+
+/// The position hashes of one consumer.
+#[derive(Clone, Debug)]
+pub(crate) struct PositionStore {
+    positions_key: Box<[u8]>,
+    meta_key: Box<[u8]>,
+    instance: InstanceId,
+    flushes: u32,
+    text: String,
+}
+
+/// A position as it was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stored {
+    pub(crate) id: StreamId,
+    pub(crate) ordinal: Option<u64>,
+}
+
+impl PositionStore {
+    pub(crate) fn new(keys: &Keys, topic: &str, consumer: &str, instance: InstanceId) -> Self {
+        Self {
+            positions_key: keys.positions(topic, consumer).into_bytes().into(),
+            meta_key: keys.positions_meta(topic, consumer).into_bytes().into(),
+            instance,
+            flushes: 0,
+            text: String::with_capacity(64),
+        }
+    }
+
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.positions_key
+    }
+
+    pub(crate) fn meta_key(&self) -> &[u8] {
+        &self.meta_key
+    }
+
+    /// Reads the stored positions of partitions `0..partitions`. Blocks for one round trip.
+    pub(crate) fn load(
+        &self,
+        connection: &mut Connection,
+        partitions: u32,
+        timeout: std::time::Duration,
+    ) -> Result<Vec<Option<Stored>>> {
+        let fields = 0..partitions;
+        let mut positions = redis::cmd("HMGET");
+        positions.arg(&*self.positions_key);
+        let mut ordinals = redis::cmd("HMGET");
+        ordinals.arg(&*self.meta_key);
+        for p in fields.clone() {
+            positions.arg(p);
+            ordinals.arg(format!("{p}:ordinal"));
+        }
+        let texts = |v: redis::Value| -> Vec<Option<Vec<u8>>> {
+            redis::from_redis_value(v).unwrap_or_default()
+        };
+        let positions = texts(connection.call(&positions, timeout)?);
+        let ordinals = texts(connection.call(&ordinals, timeout)?);
+        Ok(fields
+            .map(|p| {
+                let value = positions.get(p as usize)?.as_deref()?;
+                let id = PositionValue::parse(value)?.id;
+                let ordinal = ordinals.get(p as usize).and_then(|o| o.as_deref());
+                let ordinal = ordinal.and_then(crate::wire::parse_ordinal);
+                // An ordinal belongs to one id; a peer that moved the position did not move it along.
+                let ordinal = ordinal.filter(|(of, _)| *of == id).map(|(_, n)| n);
+                Some(Stored { id, ordinal })
+            })
+            .collect())
+    }
+
+    /// Renders the commands that store these positions. Returns how many replies to expect.
+    pub(crate) fn render(&mut self, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
+        let diagnostics = self.flushes.is_multiple_of(DIAGNOSTICS_EVERY);
+        self.flushes = self.flushes.wrapping_add(1);
+        resp::command(out, 2 + 2 * positions.len());
+        resp::arg(out, b"HSET");
+        resp::arg(out, &self.positions_key);
+        for (p, s) in positions {
+            resp::arg_number(out, u64::from(*p));
+            resp::arg(out, PositionValue { id: s.id, instance: self.instance }.encode(&mut Default::default()));
+        }
+        let ordinals = positions.iter().filter(|(_, s)| s.ordinal.is_some()).count();
+        let fields = ordinals + if diagnostics { 2 * positions.len() } else { 0 };
+        if fields == 0 {
+            return 1;
+        }
+        resp::command(out, 2 + 2 * fields);
+        resp::arg(out, b"HSET");
+        resp::arg(out, &self.meta_key);
+        for (p, s) in positions {
+            if let Some(n) = s.ordinal {
+                self.arg(out, format_args!("{p}:ordinal"));
+                self.arg(out, format_args!("{} {n}", s.id));
+            }
+            if diagnostics {
+                self.arg(out, format_args!("{p}:updatedUtc"));
+                self.arg(out, format_args!("{}", RoundTrip(clock::wall())));
+                self.arg(out, format_args!("{p}:instanceId"));
+                self.arg(out, format_args!("{}", self.instance));
+            }
+        }
+        2
+    }
+
+    /// Adds an argument rendered in a reused buffer.
+    fn arg(&mut self, out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+        self.text.clear();
+        let _ = self.text.write_fmt(text);
+        resp::arg(out, self.text.as_bytes());
+    }
+}

@@ -1,0 +1,191 @@
+//! A handler's error, and what it asks the lane to do.
+
+use std::{any::type_name, error::Error as StdError, fmt, time::Duration};
+
+/// What a handler returns.
+pub type HandlerResult<T = ()> = std::result::Result<T, Failure>;
+
+/// What a lane does about a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Action {
+    /// An ordinary error: the consumer's policy decides ([`OnError`](crate::OnError); by default the
+    /// message is logged, counted and stepped over).
+    Skip,
+    /// Never step over it: the same message is handed over again after 1, 2, 4, 8, 16 and then every
+    /// 30 seconds, for ever. Only this partition waits.
+    Block,
+    /// Hand it over once more after this long, in place; if it fails again the policy decides.
+    RetryAfter(Duration),
+    /// Stop this partition and leave its position before the message.
+    Stop,
+}
+
+/// A handler's error together with what it asks for.
+///
+/// It does not implement [`std::error::Error`], so that a bare `?` can turn any error into one; that
+/// means [`Action::Skip`], unless the consumer's `classify` hook knows the error type better.
+pub struct Failure {
+    action: Option<Action>,
+    source: Box<dyn StdError + Send + Sync>,
+    /// Known where the error is converted, and nowhere else.
+    type_name: &'static str,
+}
+
+impl Failure {
+    /// A failure that asks for `action`, whatever the consumer's `classify` hook says.
+    pub fn new(action: Action, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { action: Some(action), source: source.into(), type_name: "error" }
+    }
+
+    /// What it asks for; `None` for a bare `?`.
+    pub fn action(&self) -> Option<Action> {
+        self.action
+    }
+
+    /// The error behind it.
+    pub fn error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+        &*self.source
+    }
+
+    /// The name of the error's type, for logs and counters; `error` when it was a plain text.
+    pub fn type_name(&self) -> &'static str {
+        self.type_name
+    }
+
+    pub(crate) fn into_error(self) -> Box<dyn StdError + Send + Sync> {
+        self.source
+    }
+
+    fn of<E: Into<Box<dyn StdError + Send + Sync>>>(action: Option<Action>, error: E) -> Self {
+        Self { action, source: error.into(), type_name: short_name::<E>() }
+    }
+}
+
+/// The last part of a type's path, without its arguments.
+fn short_name<E>() -> &'static str {
+    let name = type_name::<E>();
+    let path = name.split('<').next().unwrap_or(name);
+    match path.rsplit("::").next().unwrap_or(path) {
+        "&str" | "String" | "Box" => "error",
+        short => short,
+    }
+}
+
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
+    #[cold]
+    fn from(error: E) -> Self {
+        Self::of(None, error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source)?;
+        let mut cause = self.source.source();
+        while let Some(e) = cause {
+            write!(f, ": {e}")?;
+            cause = e.source();
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure")
+            .field("action", &self.action)
+            .field("type", &self.type_name)
+            .field("error", &self.source)
+            .finish()
+    }
+}
+
+/// Says at the place an error happens what is to be done about it: `post(order)?` is an ordinary error,
+/// `post(order).or_block()?` must never be stepped over.
+pub trait OrAction<T> {
+    /// Asks for [`Action::Block`].
+    ///
+    /// # Errors
+    ///
+    /// The error, with the action.
+    fn or_block(self) -> HandlerResult<T>;
+
+    /// Asks for [`Action::RetryAfter`].
+    ///
+    /// # Errors
+    ///
+    /// The error, with the action.
+    fn or_retry_after(self, pause: Duration) -> HandlerResult<T>;
+
+    /// Asks for [`Action::Stop`].
+    ///
+    /// # Errors
+    ///
+    /// The error, with the action.
+    fn or_stop(self) -> HandlerResult<T>;
+}
+
+impl<T, E: Into<Box<dyn StdError + Send + Sync>>> OrAction<T> for Result<T, E> {
+    fn or_block(self) -> HandlerResult<T> {
+        self.map_err(|e| Failure::of(Some(Action::Block), e))
+    }
+
+    fn or_retry_after(self, pause: Duration) -> HandlerResult<T> {
+        self.map_err(|e| Failure::of(Some(Action::RetryAfter(pause)), e))
+    }
+
+    fn or_stop(self) -> HandlerResult<T> {
+        self.map_err(|e| Failure::of(Some(Action::Stop), e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct LedgerDown;
+    impl fmt::Display for LedgerDown {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("ledger is down")
+        }
+    }
+    impl StdError for LedgerDown {}
+
+    fn post(ok: bool) -> Result<u8, LedgerDown> {
+        ok.then_some(7).ok_or(LedgerDown)
+    }
+
+    #[test]
+    fn the_action_is_named_where_the_error_happens() {
+        let bare = (|| -> HandlerResult { post(false).map(drop).map_err(Into::into) })().unwrap_err();
+        assert_eq!((bare.action(), bare.type_name()), (None, "LedgerDown"));
+        let second = Duration::from_secs(1);
+        for (r, action) in [
+            (post(false).or_block(), Action::Block),
+            (post(false).or_retry_after(second), Action::RetryAfter(second)),
+            (post(false).or_stop(), Action::Stop),
+        ] {
+            let f = r.unwrap_err();
+            assert_eq!((f.action(), f.type_name()), (Some(action), "LedgerDown"));
+            assert!(f.error().is::<LedgerDown>());
+            assert_eq!(f.to_string(), "ledger is down");
+        }
+        assert_eq!(post(true).or_block().unwrap(), 7);
+    }
+
+    #[test]
+    fn any_error_and_any_text_can_be_thrown() {
+        fn parse(text: &str) -> HandlerResult {
+            if text.is_empty() {
+                return Err("nothing to read".into());
+            }
+            text.parse::<u32>()?;
+            Ok(())
+        }
+        assert_eq!(parse("x").unwrap_err().type_name(), "ParseIntError");
+        assert_eq!(parse("").unwrap_err().type_name(), "error");
+        assert!(parse("1").is_ok());
+    }
+}

@@ -1,0 +1,10 @@
+//! The user's side: handlers, and how one says that it could not do its work.
+
+mod failure;
+mod json;
+mod traits;
+
+pub use failure::{Action, Failure, HandlerResult, OrAction};
+pub use json::{Schema, Scratch, TypedHandler, typed};
+pub(crate) use json::Typed;
+pub use traits::{BatchHandler, MessageHandler};

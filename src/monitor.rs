@@ -1,0 +1,123 @@
+//! What a lane says about itself: atomics that it writes and anyone may read, without a lock and
+//! without an allocation on the way of a message.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::clock;
+
+/// What a lane is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum LaneState {
+    /// It has not read anything yet.
+    Starting,
+    /// It reads, or waits at the server for something to read.
+    Running,
+    /// It hands the same message over again and again, because its handler said that it must not be
+    /// skipped, or because its position cannot be stored.
+    Blocked,
+    /// It cannot read: the server is unreachable, or refuses.
+    Waiting,
+    /// It was told to [`pause`](crate::Consumer::pause).
+    Paused,
+    /// It has ended.
+    Stopped,
+}
+
+impl LaneState {
+    const ALL: [Self; 6] = [
+        Self::Starting,
+        Self::Running,
+        Self::Blocked,
+        Self::Waiting,
+        Self::Paused,
+        Self::Stopped,
+    ];
+}
+
+/// One lane's state and counters.
+#[derive(Debug, Default)]
+pub(crate) struct Monitor {
+    state: AtomicU8,
+    /// On the coarse clock.
+    since_ms: AtomicU64,
+    /// Why it is blocked, waiting or stopped. Written on changes of state only.
+    reason: Mutex<String>,
+    pub(crate) handled: AtomicU64,
+    pub(crate) skipped: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) filtered: AtomicU64,
+    /// Reads that found nothing: proof that the lane had caught up.
+    pub(crate) empty_reads: AtomicU64,
+    pub(crate) connects: AtomicU64,
+}
+
+impl Monitor {
+    /// Changes the state. The clock of a state starts when it is entered and goes on while it is only
+    /// confirmed.
+    pub(crate) fn enter(&self, state: LaneState, reason: &str) {
+        if self.state() != state {
+            self.since_ms.store(clock::coarse_ms(), Relaxed);
+            self.state.store(state as u8, Relaxed);
+        } else if reason.is_empty() {
+            return; // the usual case: still running
+        }
+        let mut r = self.reason.lock();
+        r.clear();
+        r.push_str(reason);
+    }
+
+    pub(crate) fn state(&self) -> LaneState {
+        LaneState::ALL[usize::from(self.state.load(Relaxed)) % LaneState::ALL.len()]
+    }
+
+    /// Milliseconds in this state.
+    pub(crate) fn in_state_ms(&self) -> u64 {
+        match self.since_ms.load(Relaxed) {
+            0 => 0,
+            since => clock::coarse_ms().saturating_sub(since),
+        }
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        self.reason.lock().clone()
+    }
+}
+
+/// Adds to a counter that only this thread writes: no locked instruction.
+#[inline]
+pub(crate) fn count(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed) + n, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_its_clock_and_changes_its_reason() {
+        let m = Monitor::default();
+        assert_eq!((m.state(), m.in_state_ms()), (LaneState::Starting, 0));
+        for state in LaneState::ALL {
+            m.enter(state, "why");
+            assert_eq!(m.state(), state);
+        }
+        let since = m.since_ms.load(Relaxed);
+        m.enter(LaneState::Stopped, "another reason");
+        assert_eq!((m.reason().as_str(), m.since_ms.load(Relaxed)), ("another reason", since));
+        m.enter(LaneState::Stopped, "");
+        assert_eq!(m.reason(), "another reason");
+        m.enter(LaneState::Running, "");
+        assert_eq!(m.reason(), "");
+    }
+
+    #[test]
+    fn counters_add_up() {
+        let m = Monitor::default();
+        count(&m.handled, 2);
+        count(&m.handled, 3);
+        assert_eq!(m.handled.load(Relaxed), 5);
+    }
+}
