@@ -3,6 +3,11 @@
 mod backoff;
 mod clock;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod quiet;
+mod wire;
 
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
+pub use wire::{HeaderIter, Headers, Malformed, StreamId};
