@@ -1,9 +1,30 @@
 //! Ordered, durable messaging over Redis Streams, without async.
 
 mod backoff;
+mod batch;
 mod clock;
+mod consume;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+mod handler;
+mod monitor;
 mod net;
+mod policy;
+mod position;
+mod publish;
 mod quiet;
+mod sync;
+mod wire;
 
+pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
+pub use handler::{
+    Action, BatchHandler, Failure, HandlerResult, MessageHandler, OrAction, Schema, Scratch,
+    TypedHandler, typed,
+};
+pub use monitor::LaneState;
+pub use position::Snapshot;
+pub use publish::{DedicatedPublisher, Draft, Outgoing, Publisher};
+pub use wire::{HeaderIter, Headers, Malformed, StreamId};

@@ -133,6 +133,12 @@ impl Writer {
     pub(crate) fn load(&self) -> Snapshot {
         self.table.load(self.partition)
     }
+
+    /// A way to get the right back after this writer is gone.
+    pub(crate) fn again(&self) -> impl Fn() -> Option<Writer> + use<> {
+        let (table, partition) = (Arc::clone(&self.table), self.partition);
+        move || table.writer(partition)
+    }
 }
 
 impl Drop for Writer {

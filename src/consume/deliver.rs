@@ -1,0 +1,346 @@
+//! Handing over what was read, and carrying out what the error contract says about failures.
+
+use std::{
+    any::Any,
+    error::Error as StdError,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use crate::{
+    Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
+    Persist, StreamId,
+    backoff::BlockLadder,
+    batch::Record,
+    clock,
+    error::{Error, ErrorKind},
+    monitor::count,
+    net::STOP,
+    policy::{Failed, Step, Then, decide},
+};
+
+use super::lane::{Flow, Lane, LaneEnd, PAUSE};
+
+/// A lane's handler.
+pub(crate) enum Handler {
+    Batches(Box<dyn BatchHandler>),
+    Messages(Box<dyn MessageHandler>),
+}
+
+/// Makes a handler for a partition; called by its lane.
+pub(crate) type HandlerFactory = Arc<dyn Fn(u32) -> Handler + Send + Sync>;
+
+/// The user's say on what an error type means.
+pub(crate) type Classify =
+    Arc<dyn Fn(&(dyn StdError + 'static)) -> Option<Action> + Send + Sync>;
+
+/// How the messages in hand fared so far.
+#[derive(Default)]
+struct Attempts {
+    /// Calls that were given the first of them.
+    made: u32,
+    retried: bool,
+    ladder: BlockLadder,
+    blocked_since: Option<std::time::Instant>,
+}
+
+impl Lane {
+    /// Hands over every message of the last read, until all are finished or the lane has to end.
+    pub(super) fn deliver(&mut self) -> Flow {
+        let total = self.reader.records().len();
+        let mut start = 0;
+        let mut attempts = Attempts::default();
+        while start < total {
+            if self.context.interrupt.bits() & (STOP | PAUSE) != 0
+                && let Flow::End(end) = self.heed_signals()
+            {
+                return Flow::End(end);
+            }
+            attempts.made += 1;
+            self.context.attempt.store(attempts.made, Relaxed);
+            let (result, handed, done) = self.call(start);
+            let Err(failure) = result else {
+                start += handed;
+                if attempts.made > 1 {
+                    self.recovered(&attempts);
+                    attempts = Attempts::default();
+                }
+                attempts.made = 0;
+                count(&self.monitor.handled, handed as u64);
+                if let Flow::End(end) = self.finished(start, total) {
+                    return Flow::End(end);
+                }
+                continue;
+            };
+            if self.context.interrupt.bits() & STOP != 0 {
+                // Being told to stop is no failure: what is not done stays for whoever comes next.
+                let done = start + done.unwrap_or(0);
+                self.move_position(start, done);
+                log::debug!("{self}: a handler gave up while stopping: {}", describe(&failure));
+                return Flow::End(LaneEnd::Stopped);
+            }
+            let step = decide(&Failed {
+                policy: self.plan.on_error,
+                action: failure.action().or_else(|| self.classify(&failure)),
+                handed,
+                done,
+                retried: attempts.retried,
+            });
+            count(&self.monitor.failures, 1);
+            count(&self.monitor.handled, done.unwrap_or(0) as u64);
+            self.report(&failure, start, handed, step, attempts.made);
+            start += step.finished;
+            match self.carry_out(step, failure, start, total, &mut attempts) {
+                Flow::On => {}
+                end @ Flow::End(_) => return end,
+            }
+        }
+        if attempts.made > 1 {
+            self.recovered(&attempts);
+        }
+        Flow::On
+    }
+
+    /// One handler call, for the messages from `start` on: its result, how many it was given, and how
+    /// many of those it marked as done.
+    fn call(&mut self, start: usize) -> (HandlerResult, usize, Option<usize>) {
+        let Self { reader, handler, context, .. } = self;
+        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let called = match handler {
+            Handler::Batches(h) => {
+                let batch = Batch::new(bytes, records, context);
+                let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
+                (result, records.len(), batch.progress())
+            }
+            Handler::Messages(h) => {
+                let message = Message::new(bytes, &records[0], context);
+                let result = match message.malformed() {
+                    Some(why) => Ok(Err(malformed(why))),
+                    None => catch_unwind(AssertUnwindSafe(|| h.handle(&message))),
+                };
+                (result, 1, None)
+            }
+        };
+        match called {
+            (Ok(result), handed, done) => (result, handed, done),
+            (Err(panic), handed, done) => {
+                self.make_handler_anew();
+                (Err(panicked(&*panic)), handed, done)
+            }
+        }
+    }
+
+    /// The messages before `start` are finished: moves the position, and stores it where that has to
+    /// happen at once.
+    fn finished(&mut self, start: usize, total: usize) -> Flow {
+        self.move_position(start, start);
+        if start < total && self.plan.persist == Persist::SyncMessage {
+            return self.save_position();
+        }
+        Flow::On
+    }
+
+    /// Moves the position past the messages before `end`, if there are any after `start` or none left.
+    fn move_position(&mut self, start: usize, end: usize) {
+        let records = self.reader.records();
+        let (id, nth) = if end == records.len() && start <= end {
+            // entries that were filtered out after the last message count as finished with it
+            (self.reader.index().last().unwrap_or(self.reader.cursor()), self.reader.index().read())
+        } else if let Some(last) = end.checked_sub(1) {
+            (records[last].id, records[last].nth)
+        } else {
+            return;
+        };
+        self.store_position(id, nth);
+    }
+
+    /// Nothing of what was read is wanted: the position moves all the same.
+    pub(super) fn pass_over(&mut self) {
+        if let Some(last) = self.reader.index().last() {
+            let read = self.reader.index().read();
+            self.store_position(last, read);
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        step: Step,
+        failure: Failure,
+        start: usize,
+        total: usize,
+        attempts: &mut Attempts,
+    ) -> Flow {
+        if step.finished > 0 {
+            // another message is at the head now
+            *attempts = Attempts { made: 0, ..Attempts::default() };
+            if let Flow::End(end) = self.finished(start, total) {
+                return Flow::End(end);
+            }
+        }
+        match step.then {
+            Then::GoOn => {
+                self.monitor.enter(LaneState::Running, "");
+                *attempts = Attempts::default();
+                Flow::On
+            }
+            Then::Retry(pause) => {
+                attempts.retried = true;
+                attempts.made = attempts.made.max(1);
+                self.context.interrupt.sleep(pause, STOP);
+                Flow::On
+            }
+            Then::Block => {
+                attempts.made = attempts.made.max(1);
+                attempts.blocked_since.get_or_insert_with(clock::now);
+                self.monitor.enter(LaneState::Blocked, &describe(&failure));
+                let wait = attempts.ladder.next_wait();
+                self.context.interrupt.sleep(wait, STOP);
+                Flow::On
+            }
+            Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(
+                "{} after {}: {}",
+                if failure.action() == Some(Action::Stop) { "the handler asked to stop" } else { "OnError StopPartition" },
+                failure.type_name(),
+                describe(&failure)
+            ))),
+            Then::Fail => {
+                let what = format!("{self}: OnError Fail after {}", failure.type_name());
+                let error = Error::new(ErrorKind::Handler, "handle", what)
+                    .caused_by(failure.into_error());
+                Flow::End(LaneEnd::Failed(error))
+            }
+        }
+    }
+
+    fn classify(&self, failure: &Failure) -> Option<Action> {
+        let classify = self.plan.classify.as_ref()?;
+        let ask = || classify(failure.error());
+        catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| {
+            log::error!("{self}: the classify hook panicked; the error counts as an ordinary one");
+            None
+        })
+    }
+
+    /// What went wrong, with which messages, and what is done about it. One line a window; the others
+    /// at debug level.
+    fn report(&mut self, failure: &Failure, start: usize, handed: usize, step: Step, attempt: u32) {
+        let records = self.reader.records();
+        let (first, last) = (&records[start], &records[start + handed - 1]);
+        // Where progress was marked, the failure is about one message.
+        let about = records.get(start + step.finished).unwrap_or(last);
+        let verdict = match step.then {
+            Then::GoOn => {
+                let stepped = if step.finished == handed && handed > 1 { handed as u64 } else { 1 };
+                count(&self.monitor.skipped, stepped);
+                "stepped over (OnError BestEffort does not retry)"
+            }
+            Then::Retry(_) => "to be handed over once more",
+            Then::Block => "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced",
+            Then::StopPartition => "the partition STOPS; the position is NOT advanced",
+            Then::Fail => "every consumer STOPS (OnError Fail); the position is NOT advanced",
+        };
+        let held_back = self.quiet_failures.permit();
+        let level = match (step.then, held_back) {
+            (Then::GoOn | Then::Block, None) => log::Level::Debug,
+            (Then::Retry(_), _) => log::Level::Warn,
+            _ => log::Level::Error,
+        };
+        if !log::log_enabled!(level) {
+            return;
+        }
+        let of_type = about.message_type.of(self.reader.bytes()).escape_ascii();
+        log::log!(
+            level,
+            "{self}: handler failed on {} (type {of_type}, attempt {attempt}): {}: {}; {verdict}{}",
+            Range(first, last),
+            failure.type_name(),
+            describe(failure),
+            HeldBack(held_back.unwrap_or(0)),
+        );
+    }
+
+    fn recovered(&mut self, attempts: &Attempts) {
+        self.monitor.enter(LaneState::Running, "");
+        if let Some(since) = attempts.blocked_since {
+            self.quiet_failures.reset();
+            log::info!(
+                "{self}: recovered after {} attempts and {:.1} s; the position moves again",
+                attempts.made,
+                since.elapsed().as_secs_f64()
+            );
+        }
+    }
+
+    fn make_handler_anew(&mut self) {
+        let partition = self.context.partition;
+        let factory = &self.plan.factory;
+        match catch_unwind(AssertUnwindSafe(|| factory(partition))) {
+            Ok(handler) => {
+                let old = std::mem::replace(&mut self.handler, handler);
+                // Its drop is user code too, and what it owns is in an unknown state.
+                if catch_unwind(AssertUnwindSafe(|| drop(old))).is_err() {
+                    log::warn!("{self}: dropping a handler that had panicked panicked again");
+                }
+            }
+            Err(_) => log::error!("{self}: the handler factory panicked; the old handler stays"),
+        }
+    }
+}
+
+/// The ids a call was about.
+struct Range<'a>(&'a Record, &'a Record);
+
+impl std::fmt::Display for Range<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (first, last): (StreamId, StreamId) = (self.0.id, self.1.id);
+        if first == last { write!(f, "{first}") } else { write!(f, "{first}..{last}") }
+    }
+}
+
+/// How many lines like this one were not written.
+pub(super) struct HeldBack(pub(super) u64);
+
+impl std::fmt::Display for HeldBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == 0 {
+            return Ok(());
+        }
+        write!(f, " ({} more like it since the last line)", self.0)
+    }
+}
+
+/// A failure's text. Formatting it is user code, which may panic.
+fn describe(failure: &Failure) -> String {
+    catch_unwind(AssertUnwindSafe(|| failure.to_string()))
+        .unwrap_or_else(|_| "an error whose text could not be made: formatting it panicked".into())
+}
+
+fn malformed(why: crate::Malformed) -> Failure {
+    Error::new(ErrorKind::Malformed, "decode", format!("the entry is malformed: {why}"))
+        .into()
+}
+
+/// A panic as an ordinary error.
+#[derive(Debug)]
+struct HandlerPanic(String);
+
+impl std::fmt::Display for HandlerPanic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the handler panicked: {}", self.0)
+    }
+}
+
+impl StdError for HandlerPanic {}
+
+fn panicked(payload: &(dyn Any + Send)) -> Failure {
+    HandlerPanic(panic_text(payload)).into()
+}
+
+/// What a panic said.
+pub(super) fn panic_text(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "(no text)".into())
+}

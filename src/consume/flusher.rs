@@ -1,0 +1,165 @@
+//! The timer thread of a consumer: stores what lanes have finished, a group of partitions at a time.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Result,
+    clock,
+    error::Error,
+    net::{Connection, Interrupt, Replies, STOP, Target},
+    position::{Snapshot, Table},
+    quiet::Quiet,
+};
+
+use super::{
+    deliver::HeldBack,
+    store::{GROUP, PositionStore},
+};
+
+/// Keeps the stored positions of a consumer near those in the table.
+pub(crate) struct Flusher {
+    name: String,
+    table: Arc<Table>,
+    store: PositionStore,
+    target: Arc<Target>,
+    client_name: String,
+    interrupt: Arc<Interrupt>,
+    connection: Option<Connection>,
+    /// The version of each partition's position that is stored.
+    stored: Vec<u64>,
+    dirty: Vec<(u32, Snapshot)>,
+    commands: Vec<u8>,
+    replies: Replies,
+    failing_since: Option<Instant>,
+    quiet: Quiet,
+    timeout: Duration,
+}
+
+impl Flusher {
+    /// A flusher that takes the positions now in the table as stored already.
+    pub(crate) fn new(
+        name: String,
+        table: Arc<Table>,
+        store: PositionStore,
+        target: Arc<Target>,
+        client_name: String,
+        interrupt: Arc<Interrupt>,
+        timeout: Duration,
+    ) -> Self {
+        let stored = (0..table.len()).map(|p| table.load(p).version).collect();
+        Self {
+            name,
+            store,
+            target,
+            client_name,
+            interrupt,
+            connection: None,
+            stored,
+            dirty: Vec::with_capacity(GROUP),
+            commands: Vec::with_capacity(GROUP * 256),
+            replies: Replies::default(),
+            failing_since: None,
+            quiet: Quiet::default(),
+            timeout,
+            table,
+        }
+    }
+
+    /// Writes each partition's position within `interval` of its change, until told to stop. The calls
+    /// are spread over the interval, so that many partitions never hold the server up together.
+    pub(crate) fn run(&mut self, interval: Duration) {
+        let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
+        let pause = interval / groups as u32;
+        let mut group = 0;
+        while !self.interrupt.sleep(pause.max(Duration::from_millis(1)), STOP) {
+            self.flush_group(group);
+            group = (group + 1) % groups;
+        }
+    }
+
+    /// Writes everything that is not stored yet. Returns the partitions whose position could not be.
+    pub(crate) fn flush_all(&mut self) -> Vec<u32> {
+        let groups = (self.table.len() as usize).div_ceil(GROUP);
+        for group in 0..groups {
+            if !self.flush_group(group) {
+                break; // the others would fail the same way, each after its own timeout
+            }
+        }
+        (0..self.table.len()).filter(|p| self.table.load(*p).version != self.stored[*p as usize]).collect()
+    }
+
+    /// True when nothing of the group is left to store.
+    fn flush_group(&mut self, group: usize) -> bool {
+        self.dirty.clear();
+        for p in (group * GROUP) as u32..((group + 1) * GROUP).min(self.stored.len()) as u32 {
+            let now = self.table.load(p);
+            if now.version != self.stored[p as usize] {
+                self.dirty.push((p, now));
+            }
+        }
+        if self.dirty.is_empty() {
+            return true;
+        }
+        match self.write() {
+            Ok(()) => {
+                for (p, written) in &self.dirty {
+                    self.stored[*p as usize] = written.version;
+                }
+                self.succeeded();
+                true
+            }
+            Err(e) => {
+                self.failed(&e);
+                false
+            }
+        }
+    }
+
+    fn write(&mut self) -> Result<()> {
+        self.commands.clear();
+        let n = self.store.render(&mut self.commands, &self.dirty);
+        let about = |e: Error| e.during("store positions").on_key(self.store.key()).at(self.target.endpoint());
+        let connection = match &mut self.connection {
+            Some(c) => c,
+            none => none.insert(Connection::dial(
+                &self.target,
+                &self.client_name,
+                Some(&self.interrupt),
+                self.timeout,
+            )?),
+        };
+        self.replies.exchange(connection, &self.commands, n, self.timeout).map_err(|e| {
+            self.connection = None;
+            about(e)
+        })
+    }
+
+    /// The newest positions stay in the table and are written with the next flush that succeeds.
+    fn failed(&mut self, e: &Error) {
+        self.failing_since.get_or_insert_with(clock::now);
+        if let Some(more) = self.quiet.permit() {
+            log::warn!(
+                "{self}: positions of {} partitions are not stored: {e}; kept in memory and tried again{}",
+                self.dirty.len(),
+                HeldBack(more)
+            );
+        }
+    }
+
+    fn succeeded(&mut self) {
+        if let Some(since) = self.failing_since.take() {
+            self.quiet.reset();
+            log::info!("{self}: positions are stored again after {:.1} s", since.elapsed().as_secs_f64());
+        }
+    }
+}
+
+impl fmt::Display for Flusher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}

@@ -1,0 +1,423 @@
+//! The loop of one partition: read, hand over, move the position; and come back after any trouble.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::AtomicU32},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    LaneState, OnError, Persist, Result, StreamId,
+    backoff::{IdleLadder, jittered},
+    batch::{ArenaPool, Context},
+    clock,
+    error::{Error, ErrorKind, ServerClass},
+    monitor::{Monitor, count},
+    net::{Interrupt, Replies, STOP, Target},
+    position::{Snapshot, Writer},
+    quiet::Quiet,
+};
+
+use super::{
+    deliver::{Classify, Handler, HandlerFactory, HeldBack, panic_text},
+    reader::{Brought, ReadPlan, Reader},
+    store::PositionStore,
+};
+
+/// Set while a lane is to hold still.
+pub(crate) const PAUSE: u32 = 1 << 1;
+
+/// How long a lane waits after a refusal before it asks again.
+const RETRY: Duration = Duration::from_secs(1);
+/// A connection that broke so soon after it was made was no good: the next is not made at once.
+const SHORT_LIVED_MS: u64 = 1000;
+/// The slowest that an empty stream is asked again where the server does not hold the question.
+const POLL_CAP: Duration = Duration::from_millis(100);
+
+/// How the lanes of a consumer work; fixed at start.
+pub(crate) struct Plan {
+    pub(crate) read: Arc<ReadPlan>,
+    pub(crate) read_ahead: bool,
+    pub(crate) idle_cap: Duration,
+    pub(crate) persist: Persist,
+    pub(crate) on_error: OnError,
+    pub(crate) classify: Option<Classify>,
+    pub(crate) factory: HandlerFactory,
+    pub(crate) on_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
+    pub(crate) pool: ArenaPool,
+    pub(crate) target: Arc<Target>,
+    pub(crate) store: PositionStore,
+}
+
+/// Why a lane ended.
+#[derive(Debug)]
+pub(crate) enum LaneEnd {
+    /// It was told to.
+    Stopped,
+    /// The error policy or the handler stopped this partition.
+    ByPolicy(String),
+    /// The error policy ends every consumer.
+    Failed(Error),
+}
+
+/// What a step of the lane leads to.
+pub(super) enum Flow {
+    On,
+    End(LaneEnd),
+}
+
+/// One partition being read.
+pub(crate) struct Lane {
+    pub(super) plan: Arc<Plan>,
+    pub(super) reader: Reader,
+    pub(super) handler: Handler,
+    pub(super) context: Context,
+    pub(super) monitor: Arc<Monitor>,
+    pub(super) quiet_failures: Quiet,
+    writer: Writer,
+    /// The ordinal of the reader's position before the last read.
+    base: Option<u64>,
+    /// Whether the server can tell ordinals.
+    ask_ordinal: bool,
+    store: PositionStore,
+    /// In sync modes: a position that is not stored yet.
+    unsaved: Option<Snapshot>,
+    commands: Vec<u8>,
+    replies: Replies,
+    trouble: Option<Trouble>,
+    quiet_trouble: Quiet,
+    idle: IdleLadder,
+    connected_ms: u64,
+    short_lived: bool,
+}
+
+/// What keeps a lane from reading.
+struct Trouble {
+    since: Instant,
+}
+
+/// What makes one lane differ from its siblings.
+pub(crate) struct Seat {
+    pub(crate) topic: Arc<str>,
+    pub(crate) consumer: Arc<str>,
+    pub(crate) partition: u32,
+    pub(crate) key: Box<[u8]>,
+    pub(crate) client_name: String,
+    pub(crate) interrupt: Arc<Interrupt>,
+    pub(crate) monitor: Arc<Monitor>,
+}
+
+impl Lane {
+    /// Runs a lane on this thread until it is told to stop or its policy ends it. A panic that gets
+    /// past the handler's own guard is reported, and the lane begins anew at its position.
+    pub(crate) fn run(plan: &Arc<Plan>, seat: &Seat, mut writer: Writer) -> LaneEnd {
+        loop {
+            let table = writer.again();
+            let attempt = catch_unwind(AssertUnwindSafe(|| {
+                Self::new(Arc::clone(plan), seat, writer).turns()
+            }));
+            let panic = match attempt {
+                Ok(end) => return end,
+                Err(panic) => panic,
+            };
+            let what = format!("the lane panicked: {}", panic_text(&*panic));
+            seat.monitor.enter(LaneState::Waiting, &what);
+            // The logger may be what panicked.
+            let _ = catch_unwind(|| {
+                log::error!("{}[{}]/{}: {what}; it begins anew", seat.topic, seat.partition, seat.consumer);
+            });
+            seat.interrupt.sleep(RETRY, STOP);
+            match table() {
+                Some(w) if seat.interrupt.bits() & STOP == 0 => writer = w,
+                _ => return LaneEnd::Stopped,
+            }
+        }
+    }
+
+    fn new(plan: Arc<Plan>, seat: &Seat, writer: Writer) -> Self {
+        if let Some(f) = &plan.on_start {
+            f(seat.partition);
+        }
+        let start = writer.load();
+        let reader = Reader::new(
+            Arc::clone(&plan.read),
+            Arc::clone(&plan.target),
+            seat.client_name.clone(),
+            Arc::clone(&seat.interrupt),
+            plan.pool.clone(),
+            seat.key.clone(),
+            start.id,
+        );
+        Self {
+            handler: (plan.factory)(seat.partition),
+            reader,
+            context: Context {
+                topic: Arc::clone(&seat.topic),
+                consumer: Arc::clone(&seat.consumer),
+                partition: seat.partition,
+                interrupt: Arc::clone(&seat.interrupt),
+                attempt: AtomicU32::new(1),
+            },
+            monitor: Arc::clone(&seat.monitor),
+            quiet_failures: Quiet::default(),
+            writer,
+            base: start.ordinal,
+            ask_ordinal: true,
+            store: plan.store.clone(),
+            unsaved: None,
+            commands: Vec::with_capacity(256),
+            replies: Replies::default(),
+            trouble: None,
+            quiet_trouble: Quiet::default(),
+            idle: IdleLadder::new(if plan.read.block.is_some() { POLL_CAP } else { plan.idle_cap }),
+            connected_ms: 0,
+            short_lived: false,
+            plan,
+        }
+    }
+
+    fn turns(mut self) -> LaneEnd {
+        loop {
+            if let Flow::End(end) = self.heed_signals() {
+                return end;
+            }
+            let asked_ms = clock::coarse_ms();
+            match self.read() {
+                Ok(Brought::Entries { full }) => {
+                    self.reads_again();
+                    self.idle.reset();
+                    if let Flow::End(end) = self.take(full) {
+                        return end;
+                    }
+                }
+                Ok(Brought::Nothing) => {
+                    self.reads_again();
+                    self.caught_up(asked_ms);
+                }
+                Err(e) => self.wait_out(&e),
+            }
+        }
+    }
+
+    /// Hands over what was read, with the next request under way meanwhile if there is more to come.
+    fn take(&mut self, full: bool) -> Flow {
+        if self.plan.read_ahead && full && self.reader.is_connected() {
+            // A failure shows at the next receive, which is where failures are dealt with.
+            let _ = self.reader.request(&[]);
+        }
+        let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
+        count(&self.monitor.filtered, u64::from(filtered));
+        let flow = if read == filtered {
+            self.pass_over();
+            Flow::On
+        } else {
+            self.deliver()
+        };
+        self.base = self.base.map(|n| n + u64::from(read));
+        flow
+    }
+
+    fn read(&mut self) -> Result<Brought> {
+        if !self.reader.is_connected() {
+            self.reader.connect()?;
+            count(&self.monitor.connects, 1);
+            self.connected_ms = clock::coarse_ms();
+        }
+        let mut before = 0;
+        if !self.reader.is_outstanding() {
+            self.commands.clear();
+            if let Some(position) = self.unsaved {
+                let position = [(self.context.partition, position)];
+                before = self.store.render(&mut self.commands, &position);
+            }
+            self.reader.request(&self.commands)?;
+        }
+        let brought = self.reader.receive(before)?;
+        if before > 0 {
+            self.unsaved = None;
+        }
+        Ok(brought)
+    }
+
+    /// Ends the lane if it is to stop; holds it while it is paused.
+    pub(super) fn heed_signals(&mut self) -> Flow {
+        let interrupt = Arc::clone(&self.context.interrupt);
+        loop {
+            let bits = interrupt.bits();
+            if bits & STOP != 0 {
+                return Flow::End(LaneEnd::Stopped);
+            }
+            if bits & PAUSE == 0 {
+                return Flow::On;
+            }
+            let before = self.monitor.state();
+            self.monitor.enter(LaneState::Paused, "");
+            interrupt.wait_clear(PAUSE, STOP);
+            self.monitor.enter(before, "");
+        }
+    }
+
+    /// Moves the position to `id`, the `nth` entry of the last read.
+    pub(super) fn store_position(&mut self, id: StreamId, nth: u32) {
+        let ordinal = self.base.map(|n| n + u64::from(nth));
+        self.writer.store(id, ordinal);
+        if matches!(self.plan.persist, Persist::SyncBatch | Persist::SyncMessage) {
+            self.unsaved = Some(self.writer.load());
+        }
+    }
+
+    /// Stores the position now, however often that takes.
+    pub(super) fn save_position(&mut self) -> Flow {
+        while let Some(position) = self.unsaved {
+            if let Flow::End(end) = self.heed_signals() {
+                return Flow::End(end);
+            }
+            match self.try_save(position) {
+                Ok(()) => {
+                    self.unsaved = None;
+                    self.reads_again();
+                }
+                Err(e) => self.wait_out(&e),
+            }
+        }
+        Flow::On
+    }
+
+    fn try_save(&mut self, position: Snapshot) -> Result<()> {
+        if !self.reader.is_connected() {
+            self.reader.connect()?;
+        }
+        self.commands.clear();
+        let n = self.store.render(&mut self.commands, &[(self.context.partition, position)]);
+        let Some(connection) = self.reader.connection() else {
+            return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
+        };
+        self.replies.exchange(connection, &self.commands, n, self.plan.read.slack)
+    }
+
+    /// A read found nothing: everything there is has been handled.
+    fn caught_up(&mut self, asked_ms: u64) {
+        count(&self.monitor.empty_reads, 1);
+        if self.base.is_none() && self.ask_ordinal {
+            self.learn_ordinal();
+        }
+        // A server that answers at once instead of holding the question must not be asked at full speed.
+        let held = self.plan.read.block.is_some_and(|block| {
+            clock::coarse_ms().saturating_sub(asked_ms) >= (block.as_millis() as u64 / 2).min(100)
+        });
+        if held {
+            self.idle.reset();
+        } else {
+            let wait = self.idle.next_wait();
+            if !wait.is_zero() {
+                self.context.interrupt.sleep(wait, STOP);
+            }
+        }
+    }
+
+    /// At the tail the server's own count of entries says how many lie at or before the position.
+    fn learn_ordinal(&mut self) {
+        let cursor = self.reader.cursor();
+        let mut cmd = redis::cmd("XINFO");
+        cmd.arg("STREAM").arg(self.reader.key());
+        let timeout = self.plan.read.slack;
+        let Some(connection) = self.reader.connection() else { return };
+        match connection.call(&cmd, timeout) {
+            Ok(info) => match tail_of(&info) {
+                Some((added, last)) if last <= cursor => {
+                    self.base = Some(added);
+                    self.writer.store(cursor, self.base);
+                }
+                Some(_) => {} // something arrived meanwhile: next time
+                None => self.ask_ordinal = false,
+            },
+            Err(e) => {
+                // No stream yet, or no permission: neither is worth asking about again and again.
+                self.ask_ordinal = e.kind() != ErrorKind::Server;
+                if e.kind() != ErrorKind::Server {
+                    self.reader.disconnect();
+                }
+            }
+        }
+    }
+
+    fn reads_again(&mut self) {
+        self.monitor.enter(LaneState::Running, "");
+        self.short_lived = false;
+        if let Some(trouble) = self.trouble.take() {
+            let more = self.quiet_trouble.held_back();
+            self.quiet_trouble.reset();
+            log::info!(
+                "{self}: reads again after {:.1} s{}",
+                trouble.since.elapsed().as_secs_f64(),
+                HeldBack(more)
+            );
+        }
+    }
+
+    /// Reports what keeps the lane from reading and waits as long as is sensible before it tries again.
+    fn wait_out(&mut self, e: &Error) {
+        if self.context.interrupt.bits() & STOP != 0 {
+            return;
+        }
+        self.trouble.get_or_insert_with(|| Trouble { since: clock::now() });
+        let state = if self.unsaved.is_some() { LaneState::Blocked } else { LaneState::Waiting };
+        self.monitor.enter(state, &e.to_string());
+        if let Some(more) = self.quiet_trouble.permit() {
+            log::error!("{self}: cannot read: {e}; it goes on trying{}", HeldBack(more));
+        }
+        let refused = e.server_class().filter(|_| e.kind() == ErrorKind::Server);
+        let keep = match refused {
+            // The connection is in step, and another would be told the same.
+            Some(class) => !matches!(
+                class,
+                ServerClass::ReadOnly | ServerClass::Transient | ServerClass::Auth | ServerClass::Moved
+            ) && !self.reader.is_outstanding(),
+            None => false,
+        };
+        if !keep {
+            self.reader.disconnect();
+        }
+        // A failed dial has waited at the gate. A connection that worked for a while is replaced at once.
+        let at_once = match e.kind() {
+            ErrorKind::Connect => true,
+            ErrorKind::Io | ErrorKind::Timeout => {
+                let lived = clock::coarse_ms().saturating_sub(self.connected_ms);
+                let short = lived < SHORT_LIVED_MS;
+                !(short && std::mem::replace(&mut self.short_lived, true))
+            }
+            _ => false,
+        };
+        if !at_once {
+            self.context.interrupt.sleep(jittered(RETRY), STOP);
+        }
+    }
+}
+
+/// The number of entries ever added and the last id, out of XINFO STREAM.
+pub(super) fn tail_of(info: &redis::Value) -> Option<(u64, StreamId)> {
+    let pairs: Vec<(&redis::Value, &redis::Value)> = match info {
+        redis::Value::Array(items) => items.chunks_exact(2).map(|c| (&c[0], &c[1])).collect(),
+        redis::Value::Map(pairs) => pairs.iter().map(|(k, v)| (k, v)).collect(),
+        _ => return None,
+    };
+    let text = |v: &redis::Value| match v {
+        redis::Value::BulkString(b) => Some(b.clone()),
+        redis::Value::SimpleString(s) => Some(s.clone().into_bytes()),
+        _ => None,
+    };
+    let get = |name: &str| {
+        pairs.iter().find(|(k, _)| text(k).is_some_and(|k| k == name.as_bytes())).map(|(_, v)| *v)
+    };
+    let redis::Value::Int(added) = get("entries-added")? else { return None };
+    let last = text(get("last-generated-id")?)?;
+    Some((u64::try_from(*added).ok()?, StreamId::parse(&last)?))
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let c = &self.context;
+        write!(f, "{}[{}]/{}", c.topic, c.partition, c.consumer)
+    }
+}

@@ -1,0 +1,199 @@
+//! Where a consumer begins.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    Error, Result, StartFrom, StreamId,
+    error::ErrorKind,
+    net::Connection,
+    wire::{InstanceId, PositionValue},
+};
+
+use super::store::{PositionStore, Stored};
+
+/// The field of the meta hash that says which start point has been applied, so that a restart goes on
+/// where it left off instead of starting over.
+const APPLIED: &str = "startFrom";
+
+/// What a consumer says about where to begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StartPoint {
+    pub(crate) from: StartFrom,
+    pub(crate) when_missing: StartFrom,
+    pub(crate) date: Option<SystemTime>,
+}
+
+/// Where the keys of a consumer lie.
+pub(crate) struct Places<'a> {
+    pub(crate) streams: &'a [Box<[u8]>],
+    pub(crate) ownership: &'a str,
+    pub(crate) instance: InstanceId,
+    pub(crate) timeout: Duration,
+}
+
+impl StartPoint {
+    /// How an applied start point is written down; `None` for the one that is no reset.
+    fn label(&self) -> Result<Option<String>> {
+        Ok(match self.from {
+            StartFrom::Stored => None,
+            StartFrom::Beginning => Some("Beginning".into()),
+            StartFrom::Now => Some("Now".into()),
+            StartFrom::Date => Some(format!("Date {}", StreamId::starting_at(self.moment()?).ms())),
+        })
+    }
+
+    fn moment(&self) -> Result<SystemTime> {
+        self.date.ok_or_else(|| {
+            Error::config("StartFrom: Date needs StartFromDate, the moment to start from")
+        })
+    }
+}
+
+/// The position of each partition to begin at. With `store`, a start point other than `Stored` is
+/// applied as a reset: once per consumer, and only while no other instance of it is alive; and what is
+/// not stored yet is stored before this returns, so that `Now` stays what it was.
+pub(crate) fn resolve(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    point: StartPoint,
+    store: Option<&mut PositionStore>,
+) -> Result<Vec<Stored>> {
+    let Some(store) = store else {
+        let from = point.from;
+        return places.streams.iter().map(|key| fresh(connection, places, key, from, point)).collect();
+    };
+    let stored = store.load(connection, places.streams.len() as u32, places.timeout)?;
+    let label = point.label()?;
+    let reset = match &label {
+        Some(label) => may_reset(connection, places, store, label)?,
+        None => false,
+    };
+    let mut changed = Vec::new();
+    let mut starts = Vec::with_capacity(stored.len());
+    for (p, (stored, key)) in stored.into_iter().zip(places.streams).enumerate() {
+        let start = match stored {
+            Some(s) if !reset => s,
+            _ => {
+                let from = if label.is_some() { point.from } else { point.when_missing };
+                let s = fresh(connection, places, key, from, point)?;
+                changed.push((p, s));
+                s
+            }
+        };
+        starts.push(start);
+    }
+    keep(connection, places, store, &changed, label.as_deref().filter(|_| reset))?;
+    Ok(starts)
+}
+
+/// Whether the start point is to be applied: it has not been before, and nobody else is at work.
+fn may_reset(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    store: &PositionStore,
+    label: &str,
+) -> Result<bool> {
+    let mut cmd = redis::cmd("HGET");
+    cmd.arg(store.meta_key()).arg(APPLIED);
+    let applied: Option<String> =
+        redis::from_redis_value(connection.call(&cmd, places.timeout)?).unwrap_or_default();
+    if applied.as_deref() == Some(label) {
+        return Ok(false);
+    }
+    let mut cmd = redis::cmd("HKEYS");
+    cmd.arg(places.ownership);
+    let fields: Vec<String> =
+        redis::from_redis_value(connection.call(&cmd, places.timeout)?).unwrap_or_default();
+    let ours = format!("i:{}", places.instance);
+    let other = fields.iter().find(|f| f.starts_with("i:") && **f != ours);
+    if let Some(other) = other {
+        log::warn!(
+            "{}: StartFrom {label} is not applied while another instance ({}) is present",
+            places.ownership,
+            &other[2..]
+        );
+    }
+    Ok(other.is_none())
+}
+
+/// A start that does not depend on what is stored.
+fn fresh(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    key: &[u8],
+    from: StartFrom,
+    point: StartPoint,
+) -> Result<Stored> {
+    Ok(match from {
+        StartFrom::Beginning => Stored { id: StreamId::MIN, ordinal: Some(0) },
+        StartFrom::Now => Stored { id: last_id(connection, key, places.timeout)?, ordinal: None },
+        StartFrom::Date => {
+            Stored { id: StreamId::starting_at(point.moment()?).before(), ordinal: None }
+        }
+        StartFrom::Stored => {
+            return Err(Error::config(
+                "StartFromWhenMissing: Stored goes round in a circle: \
+                 say Beginning, Now or Date for a consumer that has nothing stored",
+            ));
+        }
+    })
+}
+
+/// The id the server gave last in this stream, deleted or not; 0-0 when there is no stream.
+pub(crate) fn last_id(
+    connection: &mut Connection,
+    key: &[u8],
+    timeout: Duration,
+) -> Result<StreamId> {
+    let mut cmd = redis::cmd("XINFO");
+    cmd.arg("STREAM").arg(key);
+    match connection.call(&cmd, timeout) {
+        Ok(info) => {
+            let last = super::lane::tail_of(&info).map(|(_, last)| last);
+            last.ok_or_else(|| {
+                Error::new(ErrorKind::Protocol, "XINFO", "the reply names no last-generated-id")
+                    .on_key(key)
+            })
+        }
+        Err(e) if e.server_code() == Some("ERR") && e.message().contains("no such key") => {
+            Ok(StreamId::MIN)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+fn keep(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    store: &PositionStore,
+    changed: &[(usize, Stored)],
+    label: Option<&str>,
+) -> Result<()> {
+    if !changed.is_empty() {
+        let mut cmd = redis::cmd("HSET");
+        cmd.arg(store.key());
+        for (p, s) in changed {
+            let value = PositionValue { id: s.id, writer: places.instance };
+            cmd.arg(p).arg(value.to_string());
+        }
+        connection.call(&cmd, places.timeout)?;
+        let mut ordinals = redis::cmd("HSET");
+        ordinals.arg(store.meta_key());
+        let known = changed.iter().filter_map(|(p, s)| Some((p, s.id, s.ordinal?)));
+        let mut any = false;
+        for (p, id, n) in known {
+            ordinals.arg(format!("{p}:ordinal")).arg(format!("{id} {n}"));
+            any = true;
+        }
+        if any {
+            connection.call(&ordinals, places.timeout)?;
+        }
+    }
+    // Last: a start that was cut off before is applied again.
+    if let Some(label) = label {
+        let mut cmd = redis::cmd("HSET");
+        cmd.arg(store.meta_key()).arg(APPLIED).arg(label);
+        connection.call(&cmd, places.timeout)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Making sure that a topic exists as it is configured.
+
+use std::time::Duration;
+
+use crate::{
+    Result, TopicSettings, Trim,
+    clock::{self, RoundTrip},
+    net::Connection,
+    wire::{Decision, InstanceId, Keys, TopicRecord, decide},
+};
+
+/// A topic as it is on the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Topic {
+    pub(crate) name: String,
+    pub(crate) partitions: u32,
+    /// The stream key of each partition.
+    pub(crate) streams: Vec<Box<[u8]>>,
+    pub(crate) trim: Trim,
+    pub(crate) max_len: u64,
+}
+
+/// Creates the topic's metadata and streams where they are missing, and checks them against what is
+/// configured. Several processes may do so at once.
+///
+/// # Errors
+///
+/// A configured number of partitions below the recorded one, an unknown codec version, or a server that
+/// cannot be reached or refuses.
+pub(crate) fn ensure(
+    connection: &mut Connection,
+    keys: &Keys,
+    name: &str,
+    settings: &TopicSettings,
+    timeout: Duration,
+) -> Result<Topic> {
+    let meta = keys.topic_meta(name);
+    let mut record = read(connection, &meta, timeout)?;
+    if record.partitions.is_none() || record.version.is_none() {
+        let partitions = decide(name, settings.partitions, &record)?.partitions;
+        create(connection, &meta, partitions, settings, timeout)?;
+        // Somebody else may have been first.
+        record = read(connection, &meta, timeout)?;
+    }
+    let Decision { partitions, grow } = decide(name, settings.partitions, &record)?;
+    let streams: Vec<Box<[u8]>> = (0..partitions)
+        .map(|p| keys.stream(name, p, settings.co_locate_partitions).into_bytes().into())
+        .collect();
+    create_streams(connection, &streams, timeout)?;
+    if grow {
+        log::warn!(
+            "topic {name}: partition count increased from {} to {partitions}; the ordering of keys \
+             that move to another partition is not kept across the change",
+            record.partitions.unwrap_or_default()
+        );
+        let mut cmd = redis::cmd("HSET");
+        cmd.arg(&meta).arg("partitions").arg(partitions);
+        connection.call(&cmd, timeout)?;
+    }
+    Ok(Topic {
+        name: name.to_owned(),
+        partitions,
+        streams,
+        trim: settings.trim,
+        max_len: settings.max_len,
+    })
+}
+
+fn read(connection: &mut Connection, meta: &str, timeout: Duration) -> Result<TopicRecord> {
+    let mut cmd = redis::cmd("HMGET");
+    cmd.arg(meta).arg("partitions").arg("v");
+    let values: Vec<Option<Vec<u8>>> =
+        redis::from_redis_value(connection.call(&cmd, timeout)?).unwrap_or_default();
+    let get = |i: usize| values.get(i).and_then(|v| v.as_deref());
+    Ok(TopicRecord::parse(get(0), get(1)))
+}
+
+fn create(
+    connection: &mut Connection,
+    meta: &str,
+    partitions: u32,
+    settings: &TopicSettings,
+    timeout: Duration,
+) -> Result<()> {
+    let fields = [
+        ("partitions", partitions.to_string()),
+        ("v", "1".to_owned()),
+        ("createdUtc", RoundTrip(clock::wall()).to_string()),
+        ("maxLen", settings.max_len.to_string()),
+    ];
+    let cmds: Vec<_> = fields
+        .iter()
+        .map(|(field, value)| {
+            let mut cmd = redis::cmd("HSETNX");
+            cmd.arg(meta).arg(field).arg(value);
+            cmd
+        })
+        .collect();
+    connection.pipeline(&cmds, timeout)?.into_iter().try_for_each(|r| r.map(drop))
+}
+
+/// A stream exists once a group was made on it. The group itself is not wanted.
+fn create_streams(
+    connection: &mut Connection,
+    streams: &[Box<[u8]>],
+    timeout: Duration,
+) -> Result<()> {
+    let exists: Vec<_> = streams
+        .iter()
+        .map(|key| {
+            let mut cmd = redis::cmd("EXISTS");
+            cmd.arg(&**key);
+            cmd
+        })
+        .collect();
+    let exists = connection.pipeline(&exists, timeout)?;
+    let group = format!("__streamlane-ensure-{}", InstanceId::random());
+    for (key, exists) in streams.iter().zip(exists) {
+        if matches!(exists?, redis::Value::Int(1)) {
+            continue;
+        }
+        let mut make = redis::cmd("XGROUP");
+        make.arg("CREATE").arg(&**key).arg(&group).arg("$").arg("MKSTREAM");
+        let mut drop_group = redis::cmd("XGROUP");
+        drop_group.arg("DESTROY").arg(&**key).arg(&group);
+        for made in connection.pipeline(&[make, drop_group], timeout)? {
+            match made {
+                Err(e) if e.server_code() == Some("BUSYGROUP") => {}
+                other => drop(other?),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! The names of the keys a topic lives under, and which names a topic or a consumer may have.
+
+use crate::error::Error;
+
+/// What every key starts with unless set otherwise.
+pub(crate) const DEFAULT_PREFIX: &str = "re:";
+
+/// Ends the key of the diagnostics beside a position hash.
+const META: &str = ":meta";
+
+/// Builds key names. The braces around the topic put all its keys into one slot of a cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Keys {
+    prefix: Box<str>,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self {
+            prefix: DEFAULT_PREFIX.into(),
+        }
+    }
+}
+
+impl Keys {
+    /// Keys that start with `prefix`, taken as it is; [`DEFAULT_PREFIX`] when it is blank.
+    ///
+    /// A configuration error when the prefix holds a brace, which would change the slots of its
+    /// keys, or a control character.
+    pub(crate) fn with_prefix(prefix: &str) -> Result<Self, Error> {
+        if prefix.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        check_characters("key prefix", prefix)?;
+        Ok(Self {
+            prefix: prefix.into(),
+        })
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The stream of a partition. Without `co_located` the partitions of a topic spread over the
+    /// slots of a cluster.
+    pub(crate) fn stream(&self, topic: &str, partition: u32, co_located: bool) -> String {
+        let prefix = &self.prefix;
+        if co_located {
+            format!("{prefix}s:{{{topic}}}:{partition}")
+        } else {
+            format!("{prefix}s:{topic}:{partition}")
+        }
+    }
+
+    /// The hash of a consumer's positions and reset markers.
+    pub(crate) fn positions(&self, topic: &str, consumer: &str) -> String {
+        format!("{}p:{{{topic}}}:{consumer}", self.prefix)
+    }
+
+    /// The hash of diagnostics and ordinals beside the positions.
+    pub(crate) fn positions_meta(&self, topic: &str, consumer: &str) -> String {
+        format!("{}p:{{{topic}}}:{consumer}{META}", self.prefix)
+    }
+
+    /// The hash of a topic's metadata.
+    pub(crate) fn topic_meta(&self, topic: &str) -> String {
+        format!("{}m:{{{topic}}}", self.prefix)
+    }
+}
+
+/// Refuses, with a configuration error, what cannot be a topic: an empty name, braces, control
+/// characters, blanks around the name.
+pub(crate) fn check_topic(topic: &str) -> Result<(), Error> {
+    check_name("topic", topic)
+}
+
+/// Refuses what [`check_topic`] does, and a name ending in `:meta`: its position hash would be the
+/// diagnostics of another consumer.
+pub(crate) fn check_consumer(consumer: &str) -> Result<(), Error> {
+    check_name("consumer name", consumer)?;
+    if consumer.ends_with(META) {
+        return Err(Error::config(format!(
+            "consumer name {consumer:?} ends in {META:?}, which is kept for the diagnostics of the \
+             consumer named before it: choose another ending"
+        )));
+    }
+    Ok(())
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    if name.is_empty() {
+        return Err(Error::config(format!("the {what} is empty")));
+    }
+    if name.trim() != name {
+        return Err(Error::config(format!(
+            "{what} {name:?} begins or ends with a blank: remove it"
+        )));
+    }
+    check_characters(what, name)
+}
+
+fn check_characters(what: &str, name: &str) -> Result<(), Error> {
+    match name
+        .chars()
+        .find(|c| matches!(c, '{' | '}') || c.is_control())
+    {
+        None => Ok(()),
+        Some(c) => Err(Error::config(format!(
+            "{what} {name:?} contains {c:?}: braces decide where a cluster keeps the key, and \
+             control characters cannot be typed, so neither is allowed"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn keys_are_named_as_everywhere() {
+        let keys = Keys::default();
+        assert_eq!(keys.stream("orders", 0, true), "re:s:{orders}:0");
+        assert_eq!(keys.stream("orders", 12, false), "re:s:orders:12");
+        assert_eq!(keys.positions("orders", "billing"), "re:p:{orders}:billing");
+        assert_eq!(
+            keys.positions_meta("orders", "billing"),
+            "re:p:{orders}:billing:meta"
+        );
+        assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
+
+        let old = Keys::with_prefix("production:re:").unwrap();
+        assert_eq!(old.stream("orders", 0, true), "production:re:s:{orders}:0");
+        assert_eq!(old.prefix(), "production:re:");
+        let long = "t".repeat(400);
+        assert_eq!(old.topic_meta(&long), format!("production:re:m:{{{long}}}"));
+    }
+
+    #[test]
+    fn a_blank_prefix_is_the_default_and_any_other_is_taken_as_it_is() {
+        for blank in ["", " ", "\t"] {
+            assert_eq!(Keys::with_prefix(blank).unwrap(), Keys::default());
+        }
+        assert_eq!(Keys::with_prefix(" x").unwrap().topic_meta("t"), " xm:{t}");
+        for bad in ["a{b}:", "}", "a\n", "\0"] {
+            let e = Keys::with_prefix(bad).unwrap_err();
+            assert!(e.to_string().contains(&format!("{bad:?}")), "{e}");
+        }
+    }
+
+    #[test]
+    fn names_that_would_go_wrong_later_are_refused_at_once() {
+        for good in [
+            "orders",
+            "a:b",
+            "päck",
+            "a b",
+            "__x",
+            "*?[",
+            &"t".repeat(400),
+        ] {
+            check_topic(good).unwrap();
+            check_consumer(good).unwrap();
+        }
+        for bad in [
+            "", " ", " a", "a ", "a\n", "{a}", "a}", "a\0b", "a\r\nb", "\u{7f}",
+        ] {
+            for e in [check_topic(bad), check_consumer(bad)].map(Result::unwrap_err) {
+                assert_eq!(e.kind(), ErrorKind::Config);
+                let named = bad.is_empty() || e.to_string().contains(&format!("{bad:?}"));
+                assert!(named, "{e}");
+            }
+        }
+        check_topic("billing:meta").unwrap();
+        let e = check_consumer("billing:meta").unwrap_err();
+        assert!(e.to_string().contains("billing:meta"), "{e}");
+    }
+}

@@ -1,0 +1,27 @@
+//! What lies on the server, byte for byte: ids, key names, identities, routing, entries, headers
+//! and topic metadata. Nothing here knows of sockets or of the protocol that carries it.
+//!
+//! Reading borrows from the bytes it is given and never trusts a length in them; writing fills
+//! buffers of the caller.
+
+mod decimal;
+mod entry;
+mod headers;
+mod id;
+mod identity;
+mod keys;
+mod position_value;
+mod route;
+mod topic;
+
+pub use entry::Malformed;
+pub(crate) use entry::{Entry, Field};
+pub use headers::{HeaderIter, Headers};
+pub(crate) use headers::{MAX_HEADERS, MAX_PACKED, pack};
+pub(crate) use id::ID_MAX;
+pub use id::StreamId;
+pub(crate) use identity::{InstanceId, client_name, pod_name};
+pub(crate) use keys::{DEFAULT_PREFIX, Keys, check_consumer, check_topic};
+pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue};
+pub(crate) use route::{RoundRobin, partition_of};
+pub(crate) use topic::{Decision, TopicRecord, decide};

@@ -1,0 +1,112 @@
+//! Which partition a message goes to. Every implementation that shares a topic must agree on this,
+//! or equal keys stop being handled in order.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The partition of a key. Whether an empty key means "no key" is the caller's to decide.
+pub(crate) fn partition_of(key: &[u8], partitions: u32) -> u32 {
+    if partitions <= 1 {
+        return 0;
+    }
+    (xxh3_64(key) % u64::from(partitions)) as u32
+}
+
+/// Takes turns for messages without a key.
+#[derive(Debug, Default)]
+pub(crate) struct RoundRobin(AtomicU32);
+
+impl RoundRobin {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// The next partition in turn. The first is partition 1, as everywhere else. When the counter
+    /// wraps at 2³² the turns may skip once.
+    pub(crate) fn next(&self, partitions: u32) -> u32 {
+        if partitions <= 1 {
+            return 0;
+        }
+        // only the count itself matters, nothing is published by it
+        let turn = self.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        turn % partitions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn keys_go_where_other_implementations_put_them() {
+        let golden: Value = serde_json::from_str(include_str!("vectors/partition.json")).unwrap();
+        let vectors = golden["vectors"].as_array().unwrap();
+        assert_eq!(vectors.len(), 48);
+        for v in vectors {
+            let key = v["key"].as_str().unwrap();
+            let number = |field: &str| v[field].as_u64().unwrap();
+            assert_eq!(key.len() as u64, number("key_utf8_len"), "{v}");
+            if let Some(hex) = v["key_utf8_hex"].as_str() {
+                let spelled: String = key.bytes().map(|b| format!("{b:02x}")).collect();
+                assert_eq!(spelled, hex, "{v}");
+            }
+            let hash = format!("{:016x}", xxh3_64(key.as_bytes()));
+            assert_eq!(hash, v["xxh3_64_hex"].as_str().unwrap(), "{v}");
+            let partition = partition_of(key.as_bytes(), number("partitions") as u32);
+            assert_eq!(u64::from(partition), number("partition"), "{v}");
+        }
+    }
+
+    #[test]
+    fn the_hash_is_the_frozen_one() {
+        for (key, hash) in [
+            ("", 0x2d06_8005_38d3_94c2),
+            ("a", 0xe6c6_32b6_1e96_4e1f),
+            ("abc", 0x78af_5f94_892f_3950),
+        ] {
+            assert_eq!(xxh3_64(key.as_bytes()), hash, "{key}");
+        }
+    }
+
+    #[test]
+    fn keys_stay_in_range_and_spread_evenly() {
+        for partitions in [0, 1] {
+            assert_eq!(partition_of(b"order-1", partitions), 0);
+        }
+        for partitions in [2u32, 3, 8, 10, 16] {
+            let mut counts = vec![0u32; partitions as usize];
+            for n in 0..100_000 {
+                let key = format!("customer-{n:06}");
+                counts[partition_of(key.as_bytes(), partitions) as usize] += 1;
+            }
+            let fair = 100_000 / partitions;
+            let even = counts.iter().all(|n| n.abs_diff(fair) <= fair / 10);
+            assert!(even, "{counts:?}");
+        }
+    }
+
+    fn turns(start: u32, partitions: u32, n: usize) -> Vec<u32> {
+        let robin = RoundRobin(AtomicU32::new(start));
+        (0..n).map(|_| robin.next(partitions)).collect()
+    }
+
+    #[test]
+    fn keyless_messages_take_turns_beginning_with_the_second_partition() {
+        assert_eq!(turns(0, 4, 9), [1, 2, 3, 0, 1, 2, 3, 0, 1]);
+        assert_eq!(turns(0, 3, 7), [1, 2, 0, 1, 2, 0, 1]);
+        assert_eq!(RoundRobin::new().next(2), 1);
+        let all = turns(0, 8, 8000);
+        assert!((0..8).all(|p| all.iter().filter(|q| **q == p).count() == 1000));
+    }
+
+    #[test]
+    fn the_counter_wraps_cleanly_and_rests_where_there_is_no_choice() {
+        assert_eq!(turns(u32::MAX - 2, 8, 6), [6, 7, 0, 1, 2, 3]);
+        assert!(turns(u32::MAX - 5, 10, 20).iter().all(|p| *p < 10));
+        let robin = RoundRobin::new();
+        assert_eq!([robin.next(0), robin.next(1), robin.next(4)], [0, 0, 1]);
+    }
+}
