@@ -167,25 +167,21 @@ impl<'a> Iterator for HeaderIter<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let header = unpack_header(self.rest);
-        self.rest = header.map_or(&[], |(_, rest)| rest);
-        Some(header.map(|(header, _)| header).ok_or(Malformed::Headers))
+        let block = std::mem::take(&mut self.rest); // nothing is left after an error
+        let header = unpack_one(block).and_then(|(name, rest)| {
+            let (value, rest) = unpack_one(rest)?;
+            self.rest = rest;
+            Some((name, value))
+        });
+        Some(header.ok_or(Malformed::Headers))
     }
 }
 
 impl FusedIterator for HeaderIter<'_> {}
 
-/// The first header of a block, and what follows it.
-fn unpack_header(block: &[u8]) -> Option<((&[u8], &[u8]), &[u8])> {
-    let (name, rest) = unpack_one(block)?;
-    let (value, rest) = unpack_one(rest)?;
-    Some(((name, value), rest))
-}
-
+/// The first field of a block, and what follows it.
 fn unpack_one(block: &[u8]) -> Option<(&[u8], &[u8])> {
-    let colon = block.iter().position(|b| !b.is_ascii_digit())?;
-    let (length, rest) = block.split_at(colon);
-    let length = decimal::parse(length)?;
+    let (length, rest) = decimal::split(block)?;
     rest.strip_prefix(b":")?
         .split_at_checked(usize::try_from(length).ok()?)
 }

@@ -97,11 +97,9 @@ impl StreamId {
 
     /// Reads `ms-seq`; `None` on anything else, the shorthands of commands (`5`, `$`, `*`) included.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let dash = text.iter().position(|b| *b == b'-')?;
-        Some(Self {
-            ms: decimal::parse(&text[..dash])?,
-            seq: decimal::parse(&text[dash + 1..])?,
-        })
+        let (ms, rest) = decimal::split(text)?;
+        let seq = decimal::parse(rest.strip_prefix(b"-")?)?;
+        Some(Self { ms, seq })
     }
 
     /// Writes the id at the front of `buf` and returns what was written.

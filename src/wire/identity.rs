@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::clock;
 
 /// Bytes of an id in its text form.
-pub(super) const GUID_LEN: usize = 36;
+pub(crate) const GUID_LEN: usize = 36;
 
 /// Where the text form has its hyphens.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
@@ -79,9 +79,11 @@ impl InstanceId {
         if text.len() != GUID_LEN || HYPHENS.iter().any(|at| text[*at] != b'-') {
             return None;
         }
-        let mut digits = text.iter().enumerate().filter_map(|(at, digit)| {
-            (!HYPHENS.contains(&at)).then(|| Some(char::from(*digit).to_digit(16)? as u8))
-        });
+        let mut digits = text
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| !HYPHENS.contains(at))
+            .map(|(_, digit)| Some(char::from(*digit).to_digit(16)? as u8));
         let mut bytes = [0; 16];
         for byte in &mut bytes {
             *byte = digits.next()?? << 4 | digits.next()??;
@@ -90,7 +92,7 @@ impl InstanceId {
     }
 
     /// The text form.
-    pub(super) fn encode(self) -> [u8; GUID_LEN] {
+    pub(crate) fn encode(self) -> [u8; GUID_LEN] {
         let digits = self.0.iter().flat_map(|b| [b >> 4, b & 0x0f]);
         let mut text = [b'-'; GUID_LEN];
         let free = text

@@ -12,7 +12,7 @@ mod identity;
 mod keys;
 mod position_value;
 mod route;
-mod topic;
+pub(crate) mod topic;
 
 pub use entry::Malformed;
 pub(crate) use entry::{Entry, Field};
@@ -24,4 +24,3 @@ pub(crate) use identity::{InstanceId, client_name, pod_name};
 pub(crate) use keys::{DEFAULT_PREFIX, Keys, check_consumer, check_topic};
 pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue};
 pub(crate) use route::{RoundRobin, partition_of};
-pub(crate) use topic::{Decision, TopicRecord, decide};
