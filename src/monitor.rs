@@ -18,8 +18,10 @@ pub enum LaneState {
     /// It hands the same message over again and again, because its handler said that it must not be
     /// skipped, or because its position cannot be stored.
     Blocked,
-    /// It cannot read: the server is unreachable, or refuses.
-    Waiting,
+    /// It cannot read because the server is unreachable; it goes on trying.
+    Disconnected,
+    /// It cannot read because the server refuses, as while it loads its data; it goes on asking.
+    Refused,
     /// It was told to [`pause`](crate::Consumer::pause).
     Paused,
     /// It has ended.
@@ -27,11 +29,12 @@ pub enum LaneState {
 }
 
 impl LaneState {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Starting,
         Self::Running,
         Self::Blocked,
-        Self::Waiting,
+        Self::Disconnected,
+        Self::Refused,
         Self::Paused,
         Self::Stopped,
     ];
@@ -43,7 +46,7 @@ pub(crate) struct Monitor {
     state: AtomicU8,
     /// On the coarse clock.
     since_ms: AtomicU64,
-    /// Why it is blocked, waiting or stopped. Written on changes of state only.
+    /// Why it is blocked, cannot read, or stopped. Written on changes of state only.
     reason: Mutex<String>,
     pub(crate) handled: AtomicU64,
     pub(crate) skipped: AtomicU64,
@@ -106,7 +109,10 @@ mod tests {
         }
         let since = m.since_ms.load(Relaxed);
         m.enter(LaneState::Stopped, "another reason");
-        assert_eq!((m.reason().as_str(), m.since_ms.load(Relaxed)), ("another reason", since));
+        assert_eq!(
+            (m.reason().as_str(), m.since_ms.load(Relaxed)),
+            ("another reason", since)
+        );
         m.enter(LaneState::Stopped, "");
         assert_eq!(m.reason(), "another reason");
         m.enter(LaneState::Running, "");

@@ -133,7 +133,13 @@ mod tests {
             (Fl,    Some(Stop),   b, Some(3), false, 3, End),
         ];
         for (policy, action, handed, done, retried, finished, then) in table {
-            let f = Failed { policy, action, handed, done, retried };
+            let f = Failed {
+                policy,
+                action,
+                handed,
+                done,
+                retried,
+            };
             assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
         }
     }
@@ -151,7 +157,13 @@ mod tests {
                 for handed in 1..6 {
                     for done in (0..=handed).map(Some).chain([None]) {
                         for retried in [false, true] {
-                            let f = Failed { policy, action, handed, done, retried };
+                            let f = Failed {
+                                policy,
+                                action,
+                                handed,
+                                done,
+                                retried,
+                            };
                             let s = decide(&f);
                             assert!(s.finished >= done.unwrap_or(0) && s.finished <= handed);
                             let moved = s.finished > done.unwrap_or(0);

@@ -17,7 +17,10 @@ pub(crate) struct Arena {
 impl Arena {
     /// An arena of so many bytes. Untouched pages cost no memory.
     pub(crate) fn with_capacity(bytes: usize) -> Self {
-        Self { bytes: vec![0; bytes], filled: 0 }
+        Self {
+            bytes: vec![0; bytes],
+            filled: 0,
+        }
     }
 
     /// What has been received.
@@ -82,7 +85,10 @@ pub(crate) struct ArenaPool {
 impl ArenaPool {
     /// A pool of arenas of so many bytes each.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { spare: Arc::default(), bytes }
+        Self {
+            spare: Arc::default(),
+            bytes,
+        }
     }
 
     pub(crate) fn take(&self) -> Arena {
@@ -123,7 +129,14 @@ mod tests {
         receive(&mut a, b"abcd");
         a.clear();
         assert!(a.received().is_empty());
-        assert_eq!(a.room(), if cfg!(debug_assertions) { [POISON; 4] } else { *b"abcd" });
+        assert_eq!(
+            a.room(),
+            if cfg!(debug_assertions) {
+                [POISON; 4]
+            } else {
+                *b"abcd"
+            }
+        );
     }
 
     #[test]

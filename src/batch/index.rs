@@ -180,11 +180,17 @@ impl Index {
                     Part::End
                 }
                 Part::Stream { left } => self.stream(&mut c, bytes, key, left)?,
-                Part::Entries { left: 0, streams_left } => Part::Stream { left: streams_left },
+                Part::Entries {
+                    left: 0,
+                    streams_left,
+                } => Part::Stream { left: streams_left },
                 Part::Entries { left, streams_left } => {
                     for left in (0..left).rev() {
                         self.entry(&mut c, bytes, cursor, filter).inspect_err(|_| {
-                            self.part = Part::Entries { left: left + 1, streams_left };
+                            self.part = Part::Entries {
+                                left: left + 1,
+                                streams_left,
+                            };
                         })?;
                         self.at = c.at();
                     }
@@ -231,13 +237,7 @@ impl Index {
         Ok(Ok(Part::Stream { left: streams }))
     }
 
-    fn stream(
-        &mut self,
-        c: &mut Cursor<'_>,
-        bytes: &[u8],
-        key: &[u8],
-        left: usize,
-    ) -> Scan<Part> {
+    fn stream(&mut self, c: &mut Cursor<'_>, bytes: &[u8], key: &[u8], left: usize) -> Scan<Part> {
         if matches!(self.streams, Streams::Nested) && c.head()? != Head::Array(2) {
             return Err(Stop::Bad("a stream that is no pair of key and entries"));
         }
@@ -249,7 +249,10 @@ impl Index {
         }
         self.found = true;
         match c.head()? {
-            Head::Array(n) => Ok(Part::Entries { left: n, streams_left: left - 1 }),
+            Head::Array(n) => Ok(Part::Entries {
+                left: n,
+                streams_left: left - 1,
+            }),
             Head::Nil => Ok(Part::Stream { left: left - 1 }),
             _ => Err(Stop::Bad("something other than entries")),
         }
@@ -327,7 +330,10 @@ impl Index {
             Some(Malformed::NoBody)
         } else if seen.first_type.is_none() {
             Some(Malformed::NoType)
-        } else if seen.headers.is_some_and(|h| Headers::new(h.of(bytes)).check().is_err()) {
+        } else if seen
+            .headers
+            .is_some_and(|h| Headers::new(h.of(bytes)).check().is_err())
+        {
             Some(Malformed::Headers)
         } else {
             None

@@ -68,7 +68,12 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     pub(crate) fn new(arena: &'a [u8], records: &'a [Record], context: &'a Context) -> Self {
-        Self { arena, records, context, done: Cell::new(0) }
+        Self {
+            arena,
+            records,
+            context,
+            done: Cell::new(0),
+        }
     }
 
     /// How many messages there are. Never 0 inside a handler.
@@ -92,15 +97,25 @@ impl<'a> Batch<'a> {
     }
 
     /// The messages, in stream order.
-    pub fn messages(&self) -> impl ExactSizeIterator<Item = Message<'a>> + DoubleEndedIterator + use<'a> {
+    pub fn messages(
+        &self,
+    ) -> impl ExactSizeIterator<Item = Message<'a>> + DoubleEndedIterator + use<'a> {
         let (arena, context) = (self.arena, self.context);
-        self.records.iter().map(move |record| Message { arena, record, context })
+        self.records.iter().map(move |record| Message {
+            arena,
+            record,
+            context,
+        })
     }
 
     /// The message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<Message<'a>> {
         let record = self.records.get(index)?;
-        Some(Message { arena: self.arena, record, context: self.context })
+        Some(Message {
+            arena: self.arena,
+            record,
+            context: self.context,
+        })
     }
 
     /// Says that messages `0..n` are finished and need not be handed over again if the call fails.
@@ -139,7 +154,10 @@ impl<'a> Batch<'a> {
     }
 
     /// A copy that may be kept. Allocates once for the bytes and once for the messages.
-    #[expect(clippy::should_implement_trait, reason = "not Clone: the copy is another type")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "not Clone: the copy is another type"
+    )]
     pub fn to_owned(&self) -> OwnedBatch {
         OwnedBatch {
             topic: self.context.topic.clone(),
@@ -269,13 +287,20 @@ impl<'a> Message<'a> {
     /// [`ErrorKind::Malformed`] when the body is not JSON or does not fit `T`.
     pub fn decode_json<'s, T: Deserialize<'s>>(&self, scratch: &'s mut Scratch) -> Result<T> {
         scratch.decode(self.body()).map_err(|e| {
-            Error::new(ErrorKind::Malformed, "decode", format!("message {}", self.id()))
-                .caused_by(e)
+            Error::new(
+                ErrorKind::Malformed,
+                "decode",
+                format!("message {}", self.id()),
+            )
+            .caused_by(e)
         })
     }
 
     /// A copy that may be kept.
-    #[expect(clippy::should_implement_trait, reason = "not Clone: the copy is another type")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "not Clone: the copy is another type"
+    )]
     pub fn to_owned(&self) -> OwnedMessage {
         OwnedMessage {
             id: self.id(),
@@ -296,7 +321,10 @@ impl<'a> Message<'a> {
 
     /// The value of the last field of that name.
     fn field(&self, wanted: Field) -> Option<&'a [u8]> {
-        self.fields().filter(|(name, _)| Field::of(name) == wanted).map(|(_, value)| value).last()
+        self.fields()
+            .filter(|(name, _)| Field::of(name) == wanted)
+            .map(|(_, value)| value)
+            .last()
     }
 }
 
@@ -325,7 +353,8 @@ impl<'a> Iterator for Fields<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
         // The entry was scanned before: neither can be missing now.
-        let mut text = || -> Option<Span> { self.cursor.text().ok().map(Option::unwrap_or_default) };
+        let mut text =
+            || -> Option<Span> { self.cursor.text().ok().map(Option::unwrap_or_default) };
         let (name, value) = (text()?, text()?);
         Some((name.of(self.arena), value.of(self.arena)))
     }

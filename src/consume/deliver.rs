@@ -31,8 +31,7 @@ pub(crate) enum Handler {
 pub(crate) type HandlerFactory = Arc<dyn Fn(u32) -> Handler + Send + Sync>;
 
 /// The user's say on what an error type means.
-pub(crate) type Classify =
-    Arc<dyn Fn(&(dyn StdError + 'static)) -> Option<Action> + Send + Sync>;
+pub(crate) type Classify = Arc<dyn Fn(&(dyn StdError + 'static)) -> Option<Action> + Send + Sync>;
 
 /// How the messages in hand fared so far.
 #[derive(Default)]
@@ -76,7 +75,10 @@ impl Lane {
                 // Being told to stop is no failure: what is not done stays for whoever comes next.
                 let done = start + done.unwrap_or(0);
                 self.move_position(start, done);
-                log::debug!("{self}: a handler gave up while stopping: {}", describe(&failure));
+                log::debug!(
+                    "{self}: a handler gave up while stopping: {}",
+                    describe(&failure)
+                );
                 return Flow::End(LaneEnd::Stopped);
             }
             let step = decide(&Failed {
@@ -104,7 +106,12 @@ impl Lane {
     /// One handler call, for the messages from `start` on: its result, how many it was given, and how
     /// many of those it marked as done.
     fn call(&mut self, start: usize) -> (HandlerResult, usize, Option<usize>) {
-        let Self { reader, handler, context, .. } = self;
+        let Self {
+            reader,
+            handler,
+            context,
+            ..
+        } = self;
         let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
         let called = match handler {
             Handler::Batches(h) => {
@@ -145,7 +152,10 @@ impl Lane {
         let records = self.reader.records();
         let (id, nth) = if end == records.len() && start <= end {
             // entries that were filtered out after the last message count as finished with it
-            (self.reader.index().last().unwrap_or(self.reader.cursor()), self.reader.index().read())
+            (
+                self.reader.index().last().unwrap_or(self.reader.cursor()),
+                self.reader.index().read(),
+            )
         } else if let Some(last) = end.checked_sub(1) {
             (records[last].id, records[last].nth)
         } else {
@@ -172,7 +182,10 @@ impl Lane {
     ) -> Flow {
         if step.finished > 0 {
             // another message is at the head now
-            *attempts = Attempts { made: 0, ..Attempts::default() };
+            *attempts = Attempts {
+                made: 0,
+                ..Attempts::default()
+            };
             if let Flow::End(end) = self.finished(start, total) {
                 return Flow::End(end);
             }
@@ -199,14 +212,18 @@ impl Lane {
             }
             Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(
                 "{} after {}: {}",
-                if failure.action() == Some(Action::Stop) { "the handler asked to stop" } else { "OnError StopPartition" },
+                if failure.action() == Some(Action::Stop) {
+                    "the handler asked to stop"
+                } else {
+                    "OnError StopPartition"
+                },
                 failure.type_name(),
                 describe(&failure)
             ))),
             Then::Fail => {
                 let what = format!("{self}: OnError Fail after {}", failure.type_name());
-                let error = Error::new(ErrorKind::Handler, "handle", what)
-                    .caused_by(failure.into_error());
+                let error =
+                    Error::new(ErrorKind::Handler, "handle", what).caused_by(failure.into_error());
                 Flow::End(LaneEnd::Failed(error))
             }
         }
@@ -230,12 +247,18 @@ impl Lane {
         let about = records.get(start + step.finished).unwrap_or(last);
         let verdict = match step.then {
             Then::GoOn => {
-                let stepped = if step.finished == handed && handed > 1 { handed as u64 } else { 1 };
+                let stepped = if step.finished == handed && handed > 1 {
+                    handed as u64
+                } else {
+                    1
+                };
                 count(&self.monitor.skipped, stepped);
                 "stepped over (OnError BestEffort does not retry)"
             }
             Then::Retry(_) => "to be handed over once more",
-            Then::Block => "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced",
+            Then::Block => {
+                "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"
+            }
             Then::StopPartition => "the partition STOPS; the position is NOT advanced",
             Then::Fail => "every consumer STOPS (OnError Fail); the position is NOT advanced",
         };
@@ -293,7 +316,11 @@ struct Range<'a>(&'a Record, &'a Record);
 impl std::fmt::Display for Range<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (first, last): (StreamId, StreamId) = (self.0.id, self.1.id);
-        if first == last { write!(f, "{first}") } else { write!(f, "{first}..{last}") }
+        if first == last {
+            write!(f, "{first}")
+        } else {
+            write!(f, "{first}..{last}")
+        }
     }
 }
 
@@ -316,8 +343,12 @@ fn describe(failure: &Failure) -> String {
 }
 
 fn malformed(why: crate::Malformed) -> Failure {
-    Error::new(ErrorKind::Malformed, "decode", format!("the entry is malformed: {why}"))
-        .into()
+    Error::new(
+        ErrorKind::Malformed,
+        "decode",
+        format!("the entry is malformed: {why}"),
+    )
+    .into()
 }
 
 /// A panic as an ordinary error.

@@ -7,10 +7,9 @@ use std::{
 };
 
 use crate::{
-    Result,
-    clock,
+    Result, clock,
     error::Error,
-    net::{Connection, Interrupt, Replies, STOP, Target},
+    net::{Connection, Inbox, Interrupt, Target},
     position::{Snapshot, Table},
     quiet::Quiet,
 };
@@ -33,7 +32,7 @@ pub(crate) struct Flusher {
     stored: Vec<u64>,
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
-    replies: Replies,
+    replies: Inbox,
     failing_since: Option<Instant>,
     quiet: Quiet,
     timeout: Duration,
@@ -61,7 +60,7 @@ impl Flusher {
             stored,
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
-            replies: Replies::default(),
+            replies: Inbox::default(),
             failing_since: None,
             quiet: Quiet::default(),
             timeout,
@@ -69,13 +68,17 @@ impl Flusher {
         }
     }
 
-    /// Writes each partition's position within `interval` of its change, until told to stop. The calls
+    /// Writes each partition's position within `interval` of its change, until one of the bits of `until` is
+    /// set. The calls
     /// are spread over the interval, so that many partitions never hold the server up together.
-    pub(crate) fn run(&mut self, interval: Duration) {
+    pub(crate) fn run(&mut self, interval: Duration, until: u32) {
         let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
         let pause = interval / groups as u32;
         let mut group = 0;
-        while !self.interrupt.sleep(pause.max(Duration::from_millis(1)), STOP) {
+        while !self
+            .interrupt
+            .sleep(pause.max(Duration::from_millis(1)), until)
+        {
             self.flush_group(group);
             group = (group + 1) % groups;
         }
@@ -89,7 +92,9 @@ impl Flusher {
                 break; // the others would fail the same way, each after its own timeout
             }
         }
-        (0..self.table.len()).filter(|p| self.table.load(*p).version != self.stored[*p as usize]).collect()
+        (0..self.table.len())
+            .filter(|p| self.table.load(*p).version != self.stored[*p as usize])
+            .collect()
     }
 
     /// True when nothing of the group is left to store.
@@ -122,7 +127,11 @@ impl Flusher {
     fn write(&mut self) -> Result<()> {
         self.commands.clear();
         let n = self.store.render(&mut self.commands, &self.dirty);
-        let about = |e: Error| e.during("store positions").on_key(self.store.key()).at(self.target.endpoint());
+        let about = |e: Error| {
+            e.during("store positions")
+                .on_key(self.store.key())
+                .at(self.target.endpoint())
+        };
         let connection = match &mut self.connection {
             Some(c) => c,
             none => none.insert(Connection::dial(
@@ -132,10 +141,12 @@ impl Flusher {
                 self.timeout,
             )?),
         };
-        self.replies.exchange(connection, &self.commands, n, self.timeout).map_err(|e| {
-            self.connection = None;
-            about(e)
-        })
+        self.replies
+            .exchange(connection, &self.commands, n, self.timeout)
+            .map_err(|e| {
+                self.connection = None;
+                about(e)
+            })
     }
 
     /// The newest positions stay in the table and are written with the next flush that succeeds.
@@ -153,7 +164,10 @@ impl Flusher {
     fn succeeded(&mut self) {
         if let Some(since) = self.failing_since.take() {
             self.quiet.reset();
-            log::info!("{self}: positions are stored again after {:.1} s", since.elapsed().as_secs_f64());
+            log::info!(
+                "{self}: positions are stored again after {:.1} s",
+                since.elapsed().as_secs_f64()
+            );
         }
     }
 }

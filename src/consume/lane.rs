@@ -14,7 +14,7 @@ use crate::{
     clock,
     error::{Error, ErrorKind, ServerClass},
     monitor::{Monitor, count},
-    net::{Interrupt, Replies, STOP, Target},
+    net::{Inbox, Interrupt, STOP, Target},
     position::{Snapshot, Writer},
     quiet::Quiet,
 };
@@ -84,7 +84,7 @@ pub(crate) struct Lane {
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
     commands: Vec<u8>,
-    replies: Replies,
+    replies: Inbox,
     trouble: Option<Trouble>,
     quiet_trouble: Quiet,
     idle: IdleLadder,
@@ -122,10 +122,15 @@ impl Lane {
                 Err(panic) => panic,
             };
             let what = format!("the lane panicked: {}", panic_text(&*panic));
-            seat.monitor.enter(LaneState::Waiting, &what);
+            seat.monitor.enter(LaneState::Refused, &what);
             // The logger may be what panicked.
             let _ = catch_unwind(|| {
-                log::error!("{}[{}]/{}: {what}; it begins anew", seat.topic, seat.partition, seat.consumer);
+                log::error!(
+                    "{}[{}]/{}: {what}; it begins anew",
+                    seat.topic,
+                    seat.partition,
+                    seat.consumer
+                );
             });
             seat.interrupt.sleep(RETRY, STOP);
             match table() {
@@ -167,10 +172,14 @@ impl Lane {
             store: plan.store.clone(),
             unsaved: None,
             commands: Vec::with_capacity(256),
-            replies: Replies::default(),
+            replies: Inbox::default(),
             trouble: None,
             quiet_trouble: Quiet::default(),
-            idle: IdleLadder::new(if plan.read.block.is_some() { POLL_CAP } else { plan.idle_cap }),
+            idle: IdleLadder::new(if plan.read.block.is_some() {
+                POLL_CAP
+            } else {
+                plan.idle_cap
+            }),
             connected_ms: 0,
             short_lived: false,
             plan,
@@ -289,11 +298,14 @@ impl Lane {
             self.reader.connect()?;
         }
         self.commands.clear();
-        let n = self.store.render(&mut self.commands, &[(self.context.partition, position)]);
+        let n = self
+            .store
+            .render(&mut self.commands, &[(self.context.partition, position)]);
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
         };
-        self.replies.exchange(connection, &self.commands, n, self.plan.read.slack)
+        self.replies
+            .exchange(connection, &self.commands, n, self.plan.read.slack)
     }
 
     /// A read found nothing: everything there is has been handled.
@@ -322,7 +334,9 @@ impl Lane {
         let mut cmd = redis::cmd("XINFO");
         cmd.arg("STREAM").arg(self.reader.key());
         let timeout = self.plan.read.slack;
-        let Some(connection) = self.reader.connection() else { return };
+        let Some(connection) = self.reader.connection() else {
+            return;
+        };
         match connection.call(&cmd, timeout) {
             Ok(info) => match tail_of(&info) {
                 Some((added, last)) if last <= cursor => {
@@ -361,19 +375,33 @@ impl Lane {
         if self.context.interrupt.bits() & STOP != 0 {
             return;
         }
-        self.trouble.get_or_insert_with(|| Trouble { since: clock::now() });
-        let state = if self.unsaved.is_some() { LaneState::Blocked } else { LaneState::Waiting };
+        self.trouble.get_or_insert_with(|| Trouble {
+            since: clock::now(),
+        });
+        let state = match e.kind() {
+            _ if self.unsaved.is_some() => LaneState::Blocked,
+            ErrorKind::Connect | ErrorKind::Io | ErrorKind::Timeout => LaneState::Disconnected,
+            _ => LaneState::Refused,
+        };
         self.monitor.enter(state, &e.to_string());
         if let Some(more) = self.quiet_trouble.permit() {
-            log::error!("{self}: cannot read: {e}; it goes on trying{}", HeldBack(more));
+            log::error!(
+                "{self}: cannot read: {e}; it goes on trying{}",
+                HeldBack(more)
+            );
         }
         let refused = e.server_class().filter(|_| e.kind() == ErrorKind::Server);
         let keep = match refused {
             // The connection is in step, and another would be told the same.
-            Some(class) => !matches!(
-                class,
-                ServerClass::ReadOnly | ServerClass::Transient | ServerClass::Auth | ServerClass::Moved
-            ) && !self.reader.is_outstanding(),
+            Some(class) => {
+                !matches!(
+                    class,
+                    ServerClass::ReadOnly
+                        | ServerClass::Transient
+                        | ServerClass::Auth
+                        | ServerClass::Moved
+                ) && !self.reader.is_outstanding()
+            }
             None => false,
         };
         if !keep {
@@ -408,9 +436,14 @@ pub(super) fn tail_of(info: &redis::Value) -> Option<(u64, StreamId)> {
         _ => None,
     };
     let get = |name: &str| {
-        pairs.iter().find(|(k, _)| text(k).is_some_and(|k| k == name.as_bytes())).map(|(_, v)| *v)
+        pairs
+            .iter()
+            .find(|(k, _)| text(k).is_some_and(|k| k == name.as_bytes()))
+            .map(|(_, v)| *v)
     };
-    let redis::Value::Int(added) = get("entries-added")? else { return None };
+    let redis::Value::Int(added) = get("entries-added")? else {
+        return None;
+    };
     let last = text(get("last-generated-id")?)?;
     Some((u64::try_from(*added).ok()?, StreamId::parse(&last)?))
 }

@@ -10,6 +10,7 @@ mod store;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
 pub(crate) use flusher::Flusher;
-pub(crate) use lane::{Lane, LaneEnd, Plan, PAUSE};
-pub(crate) use start::resolve;
-pub(crate) use store::PositionStore;
+pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
+pub(crate) use reader::ReadPlan;
+pub(crate) use start::{Places, StartPoint, last_entry, resolve};
+pub(crate) use store::{PositionStore, Stored};

@@ -36,7 +36,7 @@ impl ReadPlan {
         self.batch_bytes + self.batch_bytes / 4
     }
 
-    /// Replies larger than this are used up to their last whole entry.
+    /// Inbox larger than this are used up to their last whole entry.
     fn budget(&self) -> usize {
         (4 * self.batch_bytes).max(1024 * 1024)
     }
@@ -131,7 +131,12 @@ impl Reader {
 
     pub(crate) fn connect(&mut self) -> Result<()> {
         let timeout = self.plan.connect_timeout;
-        let mut c = Connection::dial(&self.target, &self.client_name, Some(&self.interrupt), timeout)?;
+        let mut c = Connection::dial(
+            &self.target,
+            &self.client_name,
+            Some(&self.interrupt),
+            timeout,
+        )?;
         c.set_read_timeout(self.plan.block.unwrap_or_default() + self.plan.slack)?;
         self.connection = Some(c);
         Ok(())
@@ -158,7 +163,9 @@ impl Reader {
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        connection.send(&self.out).inspect_err(|_| self.asked = None)?;
+        connection
+            .send(&self.out)
+            .inspect_err(|_| self.asked = None)?;
         self.asked = Some(count);
         Ok(())
     }
@@ -166,7 +173,10 @@ impl Reader {
     fn render_head(&mut self, count: u32) {
         self.rendered = count;
         self.head.clear();
-        resp::command(&mut self.head, if self.plan.block.is_some() { 8 } else { 6 });
+        resp::command(
+            &mut self.head,
+            if self.plan.block.is_some() { 8 } else { 6 },
+        );
         resp::arg(&mut self.head, b"XREAD");
         if let Some(block) = self.plan.block {
             resp::arg(&mut self.head, b"BLOCK");
@@ -193,7 +203,12 @@ impl Reader {
         loop {
             let progress = self
                 .index
-                .advance(self.arena.received(), &self.key, self.cursor, &self.plan.filter)
+                .advance(
+                    self.arena.received(),
+                    &self.key,
+                    self.cursor,
+                    &self.plan.filter,
+                )
                 .map_err(|why| self.not_a_reply(why))?;
             match progress {
                 Progress::Whole(end) if end == self.arena.received().len() => break,
@@ -215,9 +230,13 @@ impl Reader {
         let (read, bytes) = (self.index.read(), self.arena.received().len());
         self.sizing.learn(read, bytes);
         self.watch_size(bytes);
-        let Some(last) = self.index.last() else { return Ok(Brought::Nothing) };
+        let Some(last) = self.index.last() else {
+            return Ok(Brought::Nothing);
+        };
         self.cursor = last;
-        Ok(Brought::Entries { full: read >= asked })
+        Ok(Brought::Entries {
+            full: read >= asked,
+        })
     }
 
     /// The messages of the last read.
@@ -243,9 +262,11 @@ impl Reader {
         if partial {
             let since = *began.get_or_insert_with(clock::now);
             if since.elapsed() > self.plan.slack * TAIL_SLACKS {
-                return Err(Error::new(ErrorKind::Timeout, "read", "a reply came too slowly")
-                    .on_key(&self.key)
-                    .at(self.target.endpoint()));
+                return Err(
+                    Error::new(ErrorKind::Timeout, "read", "a reply came too slowly")
+                        .on_key(&self.key)
+                        .at(self.target.endpoint()),
+                );
             }
         }
         let room = self.arena.room();
@@ -295,9 +316,17 @@ impl Reader {
             }
         }
         // Twice as much for a reply of many entries; exactly enough for one large one.
-        let grown = if want > self.plan.budget() { want } else { want.max(2 * capacity).min(self.plan.budget()) };
+        let grown = if want > self.plan.budget() {
+            want
+        } else {
+            want.max(2 * capacity).min(self.plan.budget())
+        };
         if !self.arena.grow_to(grown) {
-            return Err(self.about(Error::new(ErrorKind::TooLarge, "read", "a reply of over 4 GiB")));
+            return Err(self.about(Error::new(
+                ErrorKind::TooLarge,
+                "read",
+                "a reply of over 4 GiB",
+            )));
         }
         Ok(false)
     }
@@ -362,12 +391,20 @@ impl Reader {
     fn watch_size(&mut self, bytes: usize) {
         let normal = self.plan.arena_bytes();
         if self.arena.capacity() > normal {
-            self.small_in_a_row = if bytes > normal { 0 } else { self.small_in_a_row + 1 };
+            self.small_in_a_row = if bytes > normal {
+                0
+            } else {
+                self.small_in_a_row + 1
+            };
         }
     }
 
     fn not_a_reply(&self, why: &'static str) -> Error {
-        self.about(Error::new(ErrorKind::Protocol, "read", format!("the reply has {why}")))
+        self.about(Error::new(
+            ErrorKind::Protocol,
+            "read",
+            format!("the reply has {why}"),
+        ))
     }
 
     fn about(&self, e: Error) -> Error {

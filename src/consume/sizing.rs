@@ -14,7 +14,11 @@ const FIRST: u32 = 16;
 
 impl Sizing {
     pub(crate) fn new(max: u32, target_bytes: usize) -> Self {
-        Self { count: FIRST.min(max), max, target_bytes }
+        Self {
+            count: FIRST.min(max),
+            max,
+            target_bytes,
+        }
     }
 
     pub(crate) fn count(&self) -> u32 {

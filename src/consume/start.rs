@@ -38,7 +38,10 @@ impl StartPoint {
             StartFrom::Stored => None,
             StartFrom::Beginning => Some("Beginning".into()),
             StartFrom::Now => Some("Now".into()),
-            StartFrom::Date => Some(format!("Date {}", StreamId::starting_at(self.moment()?).ms())),
+            StartFrom::Date => Some(format!(
+                "Date {}",
+                StreamId::starting_at(self.moment()?).ms()
+            )),
         })
     }
 
@@ -60,7 +63,11 @@ pub(crate) fn resolve(
 ) -> Result<Vec<Stored>> {
     let Some(store) = store else {
         let from = point.from;
-        return places.streams.iter().map(|key| fresh(connection, places, key, from, point)).collect();
+        return places
+            .streams
+            .iter()
+            .map(|key| fresh(connection, places, key, from, point))
+            .collect();
     };
     let stored = store.load(connection, places.streams.len() as u32, places.timeout)?;
     let label = point.label()?;
@@ -74,7 +81,11 @@ pub(crate) fn resolve(
         let start = match stored {
             Some(s) if !reset => s,
             _ => {
-                let from = if label.is_some() { point.from } else { point.when_missing };
+                let from = if label.is_some() {
+                    point.from
+                } else {
+                    point.when_missing
+                };
                 let s = fresh(connection, places, key, from, point)?;
                 changed.push((p, s));
                 s
@@ -82,7 +93,13 @@ pub(crate) fn resolve(
         };
         starts.push(start);
     }
-    keep(connection, places, store, &changed, label.as_deref().filter(|_| reset))?;
+    keep(
+        connection,
+        places,
+        store,
+        &changed,
+        label.as_deref().filter(|_| reset),
+    )?;
     Ok(starts)
 }
 
@@ -125,11 +142,18 @@ fn fresh(
     point: StartPoint,
 ) -> Result<Stored> {
     Ok(match from {
-        StartFrom::Beginning => Stored { id: StreamId::MIN, ordinal: Some(0) },
-        StartFrom::Now => Stored { id: last_id(connection, key, places.timeout)?, ordinal: None },
-        StartFrom::Date => {
-            Stored { id: StreamId::starting_at(point.moment()?).before(), ordinal: None }
-        }
+        StartFrom::Beginning => Stored {
+            id: StreamId::MIN,
+            ordinal: Some(0),
+        },
+        StartFrom::Now => Stored {
+            id: last_id(connection, key, places.timeout)?,
+            ordinal: None,
+        },
+        StartFrom::Date => Stored {
+            id: StreamId::starting_at(point.moment()?).before(),
+            ordinal: None,
+        },
         StartFrom::Stored => {
             return Err(Error::config(
                 "StartFromWhenMissing: Stored goes round in a circle: \
@@ -151,8 +175,12 @@ pub(crate) fn last_id(
         Ok(info) => {
             let last = super::lane::tail_of(&info).map(|(_, last)| last);
             last.ok_or_else(|| {
-                Error::new(ErrorKind::Protocol, "XINFO", "the reply names no last-generated-id")
-                    .on_key(key)
+                Error::new(
+                    ErrorKind::Protocol,
+                    "XINFO",
+                    "the reply names no last-generated-id",
+                )
+                .on_key(key)
             })
         }
         Err(e) if e.server_code() == Some("ERR") && e.message().contains("no such key") => {
@@ -160,6 +188,22 @@ pub(crate) fn last_id(
         }
         Err(e) => Err(e),
     }
+}
+
+/// The id of the last entry that is still in this stream; 0-0 when there is none.
+pub(crate) fn last_entry(
+    connection: &mut Connection,
+    key: &[u8],
+    timeout: Duration,
+) -> Result<StreamId> {
+    let mut cmd = redis::cmd("XREVRANGE");
+    cmd.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
+    let value = connection.call(&cmd, timeout)?;
+    let entries: Vec<(Vec<u8>, redis::Value)> = redis::from_redis_value(value).unwrap_or_default();
+    Ok(entries
+        .first()
+        .and_then(|(id, _)| StreamId::parse(id))
+        .unwrap_or_default())
 }
 
 fn keep(
@@ -173,16 +217,23 @@ fn keep(
         let mut cmd = redis::cmd("HSET");
         cmd.arg(store.key());
         for (p, s) in changed {
-            let value = PositionValue { id: s.id, writer: places.instance };
+            let value = PositionValue {
+                id: s.id,
+                writer: places.instance,
+            };
             cmd.arg(p).arg(value.to_string());
         }
         connection.call(&cmd, places.timeout)?;
         let mut ordinals = redis::cmd("HSET");
         ordinals.arg(store.meta_key());
-        let known = changed.iter().filter_map(|(p, s)| Some((p, s.id, s.ordinal?)));
+        let known = changed
+            .iter()
+            .filter_map(|(p, s)| Some((p, s.id, s.ordinal?)));
         let mut any = false;
         for (p, id, n) in known {
-            ordinals.arg(format!("{p}:ordinal")).arg(format!("{id} {n}"));
+            ordinals
+                .arg(format!("{p}:ordinal"))
+                .arg(format!("{id} {n}"));
             any = true;
         }
         if any {

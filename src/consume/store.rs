@@ -95,9 +95,19 @@ impl PositionStore {
         resp::arg(out, &self.positions_key);
         for (p, s) in positions {
             resp::arg_number(out, u64::from(*p));
-            resp::arg(out, PositionValue { id: s.id, instance: self.instance }.encode(&mut Default::default()));
+            resp::arg(
+                out,
+                PositionValue {
+                    id: s.id,
+                    instance: self.instance,
+                }
+                .encode(&mut Default::default()),
+            );
         }
-        let ordinals = positions.iter().filter(|(_, s)| s.ordinal.is_some()).count();
+        let ordinals = positions
+            .iter()
+            .filter(|(_, s)| s.ordinal.is_some())
+            .count();
         let fields = ordinals + if diagnostics { 2 * positions.len() } else { 0 };
         if fields == 0 {
             return 1;

@@ -35,7 +35,11 @@ pub struct Failure {
 impl Failure {
     /// A failure that asks for `action`, whatever the consumer's `classify` hook says.
     pub fn new(action: Action, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { action: Some(action), source: source.into(), type_name: "error" }
+        Self {
+            action: Some(action),
+            source: source.into(),
+            type_name: "error",
+        }
     }
 
     /// What it asks for; `None` for a bare `?`.
@@ -58,7 +62,11 @@ impl Failure {
     }
 
     fn of<E: Into<Box<dyn StdError + Send + Sync>>>(action: Option<Action>, error: E) -> Self {
-        Self { action, source: error.into(), type_name: short_name::<E>() }
+        Self {
+            action,
+            source: error.into(),
+            type_name: short_name::<E>(),
+        }
     }
 }
 
@@ -159,12 +167,16 @@ mod tests {
 
     #[test]
     fn the_action_is_named_where_the_error_happens() {
-        let bare = (|| -> HandlerResult { post(false).map(drop).map_err(Into::into) })().unwrap_err();
+        let bare =
+            (|| -> HandlerResult { post(false).map(drop).map_err(Into::into) })().unwrap_err();
         assert_eq!((bare.action(), bare.type_name()), (None, "LedgerDown"));
         let second = Duration::from_secs(1);
         for (r, action) in [
             (post(false).or_block(), Action::Block),
-            (post(false).or_retry_after(second), Action::RetryAfter(second)),
+            (
+                post(false).or_retry_after(second),
+                Action::RetryAfter(second),
+            ),
             (post(false).or_stop(), Action::Stop),
         ] {
             let f = r.unwrap_err();

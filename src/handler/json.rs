@@ -123,13 +123,19 @@ pub struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { text: Vec::new(), buffers: Buffers::default(), tape: Tape(Vec::new()) }
+        Self {
+            text: Vec::new(),
+            buffers: Buffers::default(),
+            tape: Tape(Vec::new()),
+        }
     }
 }
 
 impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scratch").field("capacity", &self.text.capacity()).finish_non_exhaustive()
+        f.debug_struct("Scratch")
+            .field("capacity", &self.text.capacity())
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,7 +170,10 @@ pub(crate) struct Typed<H> {
 
 impl<H> Typed<H> {
     pub(crate) fn new(handler: H) -> Self {
-        Self { handler, scratch: Scratch::default() }
+        Self {
+            handler,
+            scratch: Scratch::default(),
+        }
     }
 }
 
@@ -198,7 +207,13 @@ mod tests {
         let mut scratch = Scratch::default();
         for _ in 0..2 {
             let order: Order<'_> = scratch.decode(&json).unwrap();
-            assert_eq!(order, Order { id: 1, customer: "A\"Bé" });
+            assert_eq!(
+                order,
+                Order {
+                    id: 1,
+                    customer: "A\"Bé"
+                }
+            );
         }
         assert_eq!(json, before);
     }

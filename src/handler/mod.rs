@@ -5,6 +5,6 @@ mod json;
 mod traits;
 
 pub use failure::{Action, Failure, HandlerResult, OrAction};
-pub use json::{Schema, Scratch, TypedHandler, typed};
 pub(crate) use json::Typed;
+pub use json::{Schema, Scratch, TypedHandler, typed};
 pub use traits::{BatchHandler, MessageHandler};

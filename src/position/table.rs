@@ -65,7 +65,10 @@ impl Table {
         let slot = self.0.get(partition as usize)?;
         // Acquire: what the writer before us stored is what we go on from.
         let taken = slot.claimed.swap(true, Ordering::Acquire);
-        (!taken).then(|| Writer { table: Arc::clone(self), partition })
+        (!taken).then(|| Writer {
+            table: Arc::clone(self),
+            partition,
+        })
     }
 
     /// A partition's position as of now, whole.
@@ -93,7 +96,10 @@ impl Slot {
         if version & 1 == 1 {
             return None;
         }
-        let id = StreamId::new(self.ms.load(Ordering::Relaxed), self.seq.load(Ordering::Relaxed));
+        let id = StreamId::new(
+            self.ms.load(Ordering::Relaxed),
+            self.seq.load(Ordering::Relaxed),
+        );
         let ordinal = self.ordinal.load(Ordering::Relaxed);
         // Pairs with the Release fence of `Writer::store`: if any of the loads above saw a newer value,
         // the load below sees at least the odd version stored before it.
@@ -125,7 +131,8 @@ impl Writer {
         fence(Ordering::Release);
         slot.ms.store(id.ms(), Ordering::Relaxed);
         slot.seq.store(id.seq(), Ordering::Relaxed);
-        slot.ordinal.store(ordinal.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        slot.ordinal
+            .store(ordinal.unwrap_or(UNKNOWN), Ordering::Relaxed);
         // Release: whoever loads this even version sees all of the above.
         slot.version.store(version + 2, Ordering::Release);
     }
@@ -144,7 +151,9 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // Release pairs with the Acquire of `Table::writer`.
-        self.table.0[self.partition as usize].claimed.store(false, Ordering::Release);
+        self.table.0[self.partition as usize]
+            .claimed
+            .store(false, Ordering::Release);
     }
 }
 
@@ -219,7 +228,9 @@ mod model {
             });
             let mut last = StreamId::MIN;
             for _ in 0..2 {
-                let Some(now) = table.0[0].try_load() else { continue };
+                let Some(now) = table.0[0].try_load() else {
+                    continue;
+                };
                 if now.version > 0 {
                     assert_eq!(now.id.seq(), now.id.ms() + 100, "torn");
                     assert_eq!(now.ordinal, Some(now.id.ms() + 200), "torn");

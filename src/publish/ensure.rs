@@ -44,7 +44,11 @@ pub(crate) fn ensure(
     }
     let Decision { partitions, grow } = decide(name, settings.partitions, &record)?;
     let streams: Vec<Box<[u8]>> = (0..partitions)
-        .map(|p| keys.stream(name, p, settings.co_locate_partitions).into_bytes().into())
+        .map(|p| {
+            keys.stream(name, p, settings.co_locate_partitions)
+                .into_bytes()
+                .into()
+        })
         .collect();
     create_streams(connection, &streams, timeout)?;
     if grow {
@@ -96,7 +100,10 @@ fn create(
             cmd
         })
         .collect();
-    connection.pipeline(&cmds, timeout)?.into_iter().try_for_each(|r| r.map(drop))
+    connection
+        .pipeline(&cmds, timeout)?
+        .into_iter()
+        .try_for_each(|r| r.map(drop))
 }
 
 /// A stream exists once a group was made on it. The group itself is not wanted.
@@ -120,7 +127,11 @@ fn create_streams(
             continue;
         }
         let mut make = redis::cmd("XGROUP");
-        make.arg("CREATE").arg(&**key).arg(&group).arg("$").arg("MKSTREAM");
+        make.arg("CREATE")
+            .arg(&**key)
+            .arg(&group)
+            .arg("$")
+            .arg("MKSTREAM");
         let mut drop_group = redis::cmd("XGROUP");
         drop_group.arg("DESTROY").arg(&**key).arg(&group);
         for made in connection.pipeline(&[make, drop_group], timeout)? {

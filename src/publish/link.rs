@@ -5,8 +5,11 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     Result, StreamId, TopicSettings, Trim, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Replies, Target, resp::{self, Head}},
-    wire::{self, Entry, Keys, RoundTrip as _, RoundRobin, partition_of},
+    net::{
+        Connection, Deadline, Inbox, Target,
+        resp::{self, Head},
+    },
+    wire::{self, Entry, Keys, RoundRobin, partition_of},
 };
 
 use super::{Outgoing, Topic, ensure};
@@ -30,24 +33,28 @@ pub(crate) struct PublishPlan {
 const PIECE_BYTES: usize = 128 * 1024;
 const PIECE_MESSAGES: usize = 512;
 
-/// A connection that was idle for longer than this may have been closed by the server meanwhile.
-const IDLE_MS: u64 = 1;
+/// A connection that was idle for longer than this is looked at before it is written to: the server
+/// may have closed it, and a message written to it would be neither stored nor known not to be.
+const IDLE_MS: u64 = 5;
+
+/// Past this many bytes a send buffer is given back after use.
+const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]
 pub(super) struct Link {
     plan: Arc<PublishPlan>,
     topic: Option<Topic>,
-    /// Each partition's command up to the entry's fields.
-    heads: Vec<Box<[u8]>>,
-    /// How many arguments such a head holds.
+    /// Each partition's command from its name to the `*` that asks for an id.
+    heads: Vec<Vec<u8>>,
+    /// How many arguments a head holds.
     head_args: usize,
     round_robin: Arc<RoundRobin>,
     connection: Option<Connection>,
     used_ms: u64,
     out: Vec<u8>,
     packed: Vec<u8>,
-    replies: Replies,
+    replies: Inbox,
 }
 
 impl Link {
@@ -61,8 +68,298 @@ impl Link {
             connection: None,
             used_ms: 0,
             out: Vec::with_capacity(4096),
-            packed: Vec::new(),
-            replies: Replies::default(),
+            packed: Vec::with_capacity(256),
+            replies: Inbox::default(),
         }
     }
+
+    pub(super) fn plan(&self) -> &PublishPlan {
+        &self.plan
+    }
+
+    /// Publishes one message within `by`.
+    pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<StreamId> {
+        self.check(m)?;
+        self.make_ready(by)?;
+        let p = self.route(m)?;
+        self.out.clear();
+        self.encode(m, p)?;
+        let id = self.send(by).and_then(|()| self.receive_id(by));
+        self.used_ms = clock::coarse_ms();
+        let id = self.settle(id, p);
+        if self.out.capacity() > KEPT_BYTES {
+            self.out = Vec::with_capacity(4096);
+        }
+        id
+    }
+
+    /// Publishes messages in one pipeline and appends one result for each to `results`.
+    pub(super) fn publish_batch(
+        &mut self,
+        messages: &[Outgoing<'_>],
+        by: Deadline,
+        results: &mut Vec<Result<StreamId>>,
+    ) {
+        if messages.is_empty() {
+            return;
+        }
+        let first = results.len();
+        if let Err(e) = self.make_ready(by) {
+            return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+        }
+        // Messages without a key stay together: one turn of the round robin for all of them.
+        let keyless = self.round_robin.next(self.heads.len() as u32);
+        let mut rest = messages;
+        while !rest.is_empty() {
+            match self.publish_piece(&mut rest, keyless, by, results) {
+                Ok(()) => {}
+                Err(e) => {
+                    self.connection = None;
+                    return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+                }
+            }
+        }
+        self.used_ms = clock::coarse_ms();
+    }
+
+    /// Sends as many messages as make up a piece and takes their replies.
+    fn publish_piece(
+        &mut self,
+        rest: &mut &[Outgoing<'_>],
+        keyless: u32,
+        by: Deadline,
+        results: &mut Vec<Result<StreamId>>,
+    ) -> Result<()> {
+        self.out.clear();
+        let start = results.len();
+        let mut sent = 0;
+        while let Some((m, after)) = rest.split_first() {
+            if sent == PIECE_MESSAGES || self.out.len() >= PIECE_BYTES {
+                break;
+            }
+            *rest = after;
+            // The place of a message that is on its way; its reply takes the place over.
+            let refused = self.check(m).and_then(|()| {
+                let p = if m.key.is_empty() {
+                    m.partition.unwrap_or(keyless)
+                } else {
+                    self.route(m)?
+                };
+                self.check_partition(p)?;
+                self.encode(m, p)
+            });
+            match refused {
+                Ok(()) => {
+                    sent += 1;
+                    results.push(Ok(StreamId::MIN));
+                }
+                Err(e) => results.push(Err(e)),
+            }
+        }
+        if sent == 0 {
+            return Ok(());
+        }
+        let mut answered = start;
+        let outcome = self.send(by).and_then(|()| {
+            for place in &mut results[start..] {
+                if place.is_ok() {
+                    *place = match self.receive_id(by) {
+                        Err(e) if e.kind() != ErrorKind::Server => return Err(e),
+                        id => id,
+                    };
+                }
+                answered += 1;
+            }
+            Ok(())
+        });
+        outcome.inspect_err(|e| {
+            // What was sent and not answered has this error's own outcome; what comes after the piece
+            // was never sent.
+            for place in results[answered..].iter_mut().filter(|r| r.is_ok()) {
+                *place = Err(self.about(like(e, e.outcome()), None));
+            }
+        })
+    }
+
+    /// The connection after a call: kept if it is in step, given up otherwise.
+    fn settle(&mut self, result: Result<StreamId>, partition: u32) -> Result<StreamId> {
+        result.map_err(|e| {
+            let refused = e.kind() == ErrorKind::Server;
+            let moved = e.server_class().is_some_and(|c| {
+                use crate::ServerClass::{Auth, Moved, ReadOnly};
+                matches!(c, ReadOnly | Moved | Auth)
+            });
+            if !refused || moved {
+                self.connection = None;
+            }
+            self.about(e, Some(partition))
+        })
+    }
+
+    /// Everything that can be refused before anything is sent.
+    fn check(&self, m: &Outgoing<'_>) -> Result<()> {
+        let refuse = |kind, why: String| Err(self.about(Error::new(kind, "publish", why), None));
+        let size = m.body.len() + m.key.len() + m.message_type.len();
+        let limit = self.plan.max_message_bytes;
+        if size > limit {
+            return refuse(
+                ErrorKind::TooLarge,
+                format!("the message has {size} bytes; MaxMessageBytes is {limit}"),
+            );
+        }
+        if m.message_type.is_empty() {
+            return refuse(ErrorKind::Argument, "the message type is empty".into());
+        }
+        Ok(())
+    }
+
+    fn check_partition(&self, p: u32) -> Result<()> {
+        let partitions = self.heads.len() as u32;
+        if p < partitions {
+            return Ok(());
+        }
+        let why = format!("partition {p} is out of range: the topic has {partitions}");
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why), None))
+    }
+
+    fn route(&self, m: &Outgoing<'_>) -> Result<u32> {
+        let partitions = self.heads.len() as u32;
+        match m.partition {
+            Some(p) => self.check_partition(p).map(|()| p),
+            None if m.key.is_empty() => Ok(self.round_robin.next(partitions)),
+            None => Ok(partition_of(m.key, partitions)),
+        }
+    }
+
+    fn encode(&mut self, m: &Outgoing<'_>, partition: u32) -> Result<()> {
+        self.packed.clear();
+        if !m.headers.is_empty() {
+            wire::pack(&mut self.packed, m.headers.iter().copied())?;
+        }
+        let entry = Entry {
+            body: m.body,
+            message_type: m.message_type,
+            key: m.key,
+            correlation_id: m.correlation_id,
+            traceparent: m.traceparent,
+            headers: &self.packed,
+        };
+        resp::command(&mut self.out, self.head_args + 2 * entry.pair_count());
+        self.out.extend_from_slice(&self.heads[partition as usize]);
+        for (name, value) in entry.pairs() {
+            resp::arg(&mut self.out, name);
+            resp::arg(&mut self.out, value);
+        }
+        Ok(())
+    }
+
+    /// A connection that can be written to, and a topic that is known to exist.
+    fn make_ready(&mut self, by: Deadline) -> Result<()> {
+        if let Some(c) = &mut self.connection
+            && clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
+            && c.is_stale()
+        {
+            self.connection = None;
+        }
+        if self.connection.is_none() {
+            let wait = by.left().min(self.plan.connect_timeout);
+            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
+            self.connection = Some(dialled.map_err(|e| self.about(e, None))?);
+            self.replies.clear();
+        }
+        if self.topic.is_none() {
+            let Some(c) = &mut self.connection else {
+                return Ok(());
+            };
+            // A failure is not remembered: the next call tries again.
+            let ensured = ensure(
+                c,
+                &self.plan.keys,
+                &self.plan.topic,
+                &self.plan.settings,
+                by.left(),
+            );
+            match ensured {
+                Ok(topic) => self.adopt(topic),
+                Err(e) => {
+                    self.connection = None;
+                    return Err(e.applied(Outcome::NotApplied));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt(&mut self, topic: Topic) {
+        self.head_args = if topic.trim == Trim::None { 3 } else { 5 };
+        self.head_args += usize::from(topic.trim == Trim::Approx);
+        let max_len = topic.max_len;
+        let head = |key: &Box<[u8]>| {
+            let mut head = Vec::new();
+            resp::arg(&mut head, b"XADD");
+            resp::arg(&mut head, key);
+            if topic.trim != Trim::None {
+                resp::arg(&mut head, b"MAXLEN");
+                if topic.trim == Trim::Approx {
+                    resp::arg(&mut head, b"~");
+                }
+                resp::arg_number(&mut head, max_len);
+            }
+            resp::arg(&mut head, b"*");
+            head
+        };
+        self.heads = topic.streams.iter().map(head).collect();
+        self.topic = Some(topic);
+    }
+
+    fn send(&mut self, by: Deadline) -> Result<()> {
+        let Some(c) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
+        };
+        c.set_write_timeout(by.wait())?;
+        c.send(&self.out)
+    }
+
+    /// Takes one id, or the server's refusal.
+    fn receive_id(&mut self, by: Deadline) -> Result<StreamId> {
+        let Some(c) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
+        };
+        let unknown = |e: Error| e.applied(Outcome::Unknown);
+        match self.replies.next(c, by).map_err(unknown)? {
+            Head::Text(id) => StreamId::parse(self.replies.text(id)).ok_or_else(|| {
+                unknown(Error::new(
+                    ErrorKind::Protocol,
+                    "publish",
+                    "the reply is no stream id",
+                ))
+            }),
+            Head::Error(text) => Err(Error::server("publish", self.replies.text(text))),
+            _ => Err(unknown(Error::new(
+                ErrorKind::Protocol,
+                "publish",
+                "the reply is no id",
+            ))),
+        }
+    }
+
+    fn about(&self, e: Error, partition: Option<u32>) -> Error {
+        let e = e.during("publish").at(self.plan.target.endpoint());
+        match (partition, &self.topic) {
+            (Some(p), Some(topic)) => e.on_key(&topic.streams[p as usize]),
+            _ => e.on_key(&self.plan.topic),
+        }
+    }
+}
+
+/// Gives every message that has no result yet the same error.
+fn fail_rest(results: &mut Vec<Result<StreamId>>, until: usize, e: &Error, outcome: Outcome) {
+    while results.len() < until {
+        results.push(Err(like(e, outcome)));
+    }
+}
+
+/// The same error for another message of a batch.
+fn like(e: &Error, outcome: Outcome) -> Error {
+    e.again().applied(outcome)
 }

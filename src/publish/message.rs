@@ -30,7 +30,11 @@ impl<'a> Outgoing<'a> {
         T: AsRef<[u8]> + ?Sized,
         B: AsRef<[u8]> + ?Sized,
     {
-        Self { message_type: message_type.as_ref(), body: body.as_ref(), ..Self::default() }
+        Self {
+            message_type: message_type.as_ref(),
+            body: body.as_ref(),
+            ..Self::default()
+        }
     }
 
     /// Messages with equal keys go to one partition, where their order is kept. An empty key is none:

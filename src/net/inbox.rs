@@ -48,7 +48,7 @@ impl Deadline {
 
 /// A reused receive buffer for short replies.
 #[derive(Debug)]
-pub(crate) struct Replies {
+pub(crate) struct Inbox {
     inbox: Vec<u8>,
     filled: usize,
     at: usize,
@@ -57,13 +57,13 @@ pub(crate) struct Replies {
 /// Enough for a few hundred ids.
 const INBOX: usize = 16 * 1024;
 
-impl Default for Replies {
+impl Default for Inbox {
     fn default() -> Self {
         Self { inbox: vec![0; INBOX], filled: 0, at: 0 }
     }
 }
 
-impl Replies {
+impl Inbox {
     /// To be called before a request goes out on a fresh connection: nothing of another may be left.
     pub(crate) fn clear(&mut self) {
         self.filled = 0;

@@ -1,0 +1,195 @@
+//! The verdict: a pure function of a snapshot.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{LaneState, Snapshot};
+
+/// One partition of one consumer, as it is right now.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PartitionStatus {
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The consumer's name.
+    pub consumer: Arc<str>,
+    /// The partition.
+    pub partition: u32,
+    /// What its lane is doing.
+    pub state: LaneState,
+    /// Why, unless it is just running.
+    pub reason: String,
+    /// For how long it has been in this state.
+    pub in_state: Duration,
+    /// Up to where it is finished.
+    pub position: Snapshot,
+    /// Messages handled successfully since start.
+    pub handled: u64,
+    /// Messages stepped over since start, after a failure under `OnError: BestEffort`.
+    pub skipped: u64,
+    /// Failed handler calls since start, each retry of a blocked message included.
+    pub failures: u64,
+    /// Entries that the consumer's filter left out since start.
+    pub filtered: u64,
+    /// Connections made since start.
+    pub connects: u64,
+    /// From when on a blocked partition is unhealthy (`UnhealthyBlockSeconds`).
+    pub unhealthy_block: Duration,
+}
+
+impl fmt::Display for PartitionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]/{}", self.topic, self.partition, self.consumer)
+    }
+}
+
+/// How well a process is doing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Status {
+    /// Everything works.
+    Healthy,
+    /// It works, but somebody should have a look.
+    Degraded,
+    /// It does not do its work.
+    Unhealthy,
+}
+
+/// The rule that decided a verdict, in the order in which rules are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Rule {
+    /// The server cannot be reached. Unhealthy.
+    ConnectionDown,
+    /// The server refuses to let a partition be read. Unhealthy.
+    Refused,
+    /// A partition has been blocked for longer than `UnhealthyBlockSeconds`. Unhealthy.
+    BlockedTooLong,
+    /// Every partition was stopped by the error policy. Unhealthy.
+    AllPartitionsStopped,
+    /// No partition has read anything yet. Degraded.
+    NotReadingYet,
+    /// A partition is blocked. Degraded.
+    Blocked,
+    /// A partition was stopped by the error policy. Degraded.
+    Stopped,
+    /// None of the above. Healthy.
+    Fine,
+}
+
+/// A verdict over everything a process consumes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// How well it is doing.
+    pub status: Status,
+    /// The rule that decided.
+    pub rule: Rule,
+    /// What is the matter, for people: names partitions, durations and reasons. Empty when healthy.
+    pub description: String,
+}
+
+/// Judges a process by its partitions, and by what is known of its server: `down` says why it cannot be
+/// reached. The first rule that applies decides.
+pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
+    use LaneState::{Blocked, Disconnected, Refused, Starting, Stopped};
+    let first = |state| partitions.iter().find(|p| p.state == state);
+    let all = |state| !partitions.is_empty() && partitions.iter().all(|p| p.state == state);
+    let verdict = |status, rule, description| Health { status, rule, description };
+    let told = |p: &PartitionStatus, what: &str| {
+        format!("{p} {what} for {:.1} s: {}", p.in_state.as_secs_f64(), p.reason)
+    };
+    if let Some(why) = down {
+        return verdict(Status::Unhealthy, Rule::ConnectionDown, why.to_owned());
+    }
+    if let Some(p) = first(Disconnected) {
+        return verdict(Status::Unhealthy, Rule::ConnectionDown, told(p, "is cut off"));
+    }
+    if let Some(p) = first(Refused) {
+        return verdict(Status::Unhealthy, Rule::Refused, told(p, "has been refused"));
+    }
+    let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
+    if let Some(p) = partitions.iter().find(too_long) {
+        let limit = p.unhealthy_block.as_secs();
+        let what = format!("{}; UnhealthyBlockSeconds is {limit}", told(p, "has been blocked"));
+        return verdict(Status::Unhealthy, Rule::BlockedTooLong, what);
+    }
+    if all(Stopped) {
+        let p = &partitions[0];
+        return verdict(Status::Unhealthy, Rule::AllPartitionsStopped, told(p, "has been stopped"));
+    }
+    if all(Starting) {
+        let what = "no partition has read anything yet".to_owned();
+        return verdict(Status::Degraded, Rule::NotReadingYet, what);
+    }
+    if let Some(p) = first(Blocked) {
+        return verdict(Status::Degraded, Rule::Blocked, told(p, "has been blocked"));
+    }
+    if let Some(p) = first(Stopped) {
+        return verdict(Status::Degraded, Rule::Stopped, told(p, "has been stopped"));
+    }
+    verdict(Status::Healthy, Rule::Fine, String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StreamId;
+
+    fn partition(state: LaneState, seconds: u64) -> PartitionStatus {
+        PartitionStatus {
+            topic: "orders".into(),
+            consumer: "billing".into(),
+            partition: 3,
+            state,
+            reason: "why".into(),
+            in_state: Duration::from_secs(seconds),
+            position: Snapshot { id: StreamId::MIN, ordinal: None, version: 0 },
+            handled: 0,
+            skipped: 0,
+            failures: 0,
+            filtered: 0,
+            connects: 1,
+            unhealthy_block: Duration::from_secs(300),
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_applies_decides() {
+        use LaneState::{Blocked, Disconnected, Paused, Refused, Running, Starting, Stopped};
+        use Status::{Degraded, Healthy, Unhealthy};
+        let table: &[(&[(LaneState, u64)], Option<&str>, Status, Rule)] = &[
+            (&[], None, Healthy, Rule::Fine),
+            (&[], Some("refused"), Unhealthy, Rule::ConnectionDown),
+            (&[(Running, 9)], None, Healthy, Rule::Fine),
+            (&[(Running, 9)], Some("refused"), Unhealthy, Rule::ConnectionDown),
+            (&[(Running, 9), (Paused, 99_999)], None, Healthy, Rule::Fine),
+            (&[(Paused, 99_999)], None, Healthy, Rule::Fine),
+            (&[(Running, 1), (Disconnected, 0)], None, Unhealthy, Rule::ConnectionDown),
+            (&[(Refused, 1), (Disconnected, 0)], None, Unhealthy, Rule::ConnectionDown),
+            (&[(Running, 1), (Refused, 0)], None, Unhealthy, Rule::Refused),
+            (&[(Blocked, 301), (Refused, 0)], None, Unhealthy, Rule::Refused),
+            (&[(Running, 1), (Blocked, 301)], None, Unhealthy, Rule::BlockedTooLong),
+            (&[(Blocked, 1), (Blocked, 301)], None, Unhealthy, Rule::BlockedTooLong),
+            (&[(Running, 1), (Blocked, 300)], None, Degraded, Rule::Blocked),
+            (&[(Stopped, 1), (Blocked, 1)], None, Degraded, Rule::Blocked),
+            (&[(Stopped, 1), (Stopped, 1)], None, Unhealthy, Rule::AllPartitionsStopped),
+            (&[(Stopped, 99_999), (Running, 1)], None, Degraded, Rule::Stopped),
+            (&[(Starting, 0), (Starting, 0)], None, Degraded, Rule::NotReadingYet),
+            (&[(Starting, 0), (Running, 1)], None, Healthy, Rule::Fine),
+        ];
+        for (states, down, status, rule) in table {
+            let partitions: Vec<_> = states.iter().map(|(s, t)| partition(*s, *t)).collect();
+            let h = evaluate(&partitions, *down);
+            assert_eq!((h.status, h.rule), (*status, *rule), "{states:?} {down:?}");
+            assert_eq!(h.description.is_empty(), h.rule == Rule::Fine);
+        }
+    }
+
+    #[test]
+    fn the_description_names_the_partition_the_time_and_the_reason() {
+        let h = evaluate(&[partition(LaneState::Blocked, 301)], None);
+        assert_eq!(
+            h.description,
+            "orders[3]/billing has been blocked for 301.0 s: why; UnhealthyBlockSeconds is 300"
+        );
+    }
+}

@@ -1,0 +1,459 @@
+//! The way in: a server, its settings, and everything that is done with it.
+
+use std::{
+    collections::BTreeSet,
+    env, fmt,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist, Publisher,
+    ReadMode, Result, Settings, clock,
+    backoff::jittered,
+    batch::{ArenaPool, Filter},
+    consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
+    consumer::Shared,
+    net::{Connection, Gate, Interrupt, STOP, Target},
+    observe::evaluate,
+    publish::{PublishPlan, Topic, ensure},
+    wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
+};
+
+/// A server and what is said about it: makes publishers and consumers.
+///
+/// Cheap to clone; all clones are one. Running consumers hold one, so it lives as long as they do.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use streamlane::{Message, Streams};
+///
+/// fn main() -> Result<(), streamlane::Error> {
+///     let streams = Streams::connect("redis://127.0.0.1:6379")?;
+///     let consumer = streams
+///         .consumer("orders")
+///         .name("billing")
+///         .messages(|_partition| |m: &Message<'_>| {
+///             println!("{} {}", m.id(), m.message_type());
+///             Ok(())
+///         })
+///         .start()?;
+///     streams.publisher("orders")?.publish("order-1", "OrderPlaced", br#"{"id":1}"#)?;
+///     consumer.drain(Duration::from_secs(5))?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Streams {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    settings: Settings,
+    target: Arc<Target>,
+    keys: Keys,
+    instance: InstanceId,
+    pod: String,
+    consumers: Mutex<Vec<Weak<Shared>>>,
+    end: Mutex<End>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct End {
+    stopped: bool,
+    error: Option<Error>,
+}
+
+/// What a consumer needs to start.
+pub(crate) struct Prepared {
+    pub(crate) settings: ConsumerSettings,
+    pub(crate) topic: Arc<str>,
+    pub(crate) consumer: Arc<str>,
+    pub(crate) streams: Vec<Box<[u8]>>,
+    pub(crate) starts: Vec<Stored>,
+    pub(crate) store: PositionStore,
+    pub(crate) read_plan: ReadPlan,
+    pub(crate) pool: ArenaPool,
+    pub(crate) target: Arc<Target>,
+    pub(crate) flusher_name: String,
+    pub(crate) flush_timeout: Duration,
+    pub(crate) name_guard: NameGuard,
+    pod: String,
+}
+
+impl Prepared {
+    /// What a lane's connection is called in CLIENT LIST.
+    pub(crate) fn client_name(&self, lane: &str) -> String {
+        client_name(&["streams-rd", &self.topic, &self.consumer, lane, &self.pod])
+    }
+}
+
+/// How much of the start timeout is waited between two tries.
+const START_RETRY: Duration = Duration::from_millis(250);
+/// What the one look at the server's configuration may cost.
+const ADVICE_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Streams {
+    /// Connects to a server given as a URL (`redis://user:password@host:6379/0`, `unix:///path`) or as
+    /// `host:port,password=…`, with default settings.
+    ///
+    /// Blocks for up to `ConnectTimeoutMs` (5 s).
+    ///
+    /// # Errors
+    ///
+    /// A text that is no address, or a server that cannot be reached or refuses the login.
+    pub fn connect(url: impl Into<String>) -> Result<Self> {
+        Self::open(Settings::default().connection_string(url.into()))
+    }
+
+    /// Opens what the settings describe, after checking all of them. One log line tells the values in
+    /// effect, secrets masked; each oddity is a warning of its own.
+    ///
+    /// Blocks for up to `ConnectTimeoutMs` (5 s), unless the connection string says
+    /// `abortConnect=false`, which lets a service start before its server does.
+    ///
+    /// # Errors
+    ///
+    /// Every setting that is wrong, all at once; or a server that cannot be reached or refuses the login.
+    pub fn open(settings: Settings) -> Result<Self> {
+        let warnings = settings.check()?;
+        let target = Arc::new(settings.target()?);
+        let lookup = |name: &str| env::var(name).ok();
+        let inner = Inner {
+            keys: Keys::with_prefix(&settings.key_prefix)?,
+            instance: InstanceId::from_env(lookup),
+            pod: pod_name(lookup),
+            target,
+            consumers: Mutex::default(),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+            settings,
+        };
+        for w in warnings {
+            log::warn!("{w}");
+        }
+        log::info!("streamlane {}: {}", env!("CARGO_PKG_VERSION"), inner.settings.summary());
+        let streams = Self { inner: Arc::new(inner) };
+        match streams.dial("streams") {
+            Ok(mut c) => advise(&mut c),
+            Err(e) if streams.inner.target.wait_for_server() && e.is_retryable() => {
+                log::warn!("{e}; going on without, as abortConnect=false says");
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(streams)
+    }
+
+    /// The settings in use.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// A publisher for a topic, from its entry in `Topics` or with defaults. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have.
+    pub fn publisher(&self, topic: impl Into<String>) -> Result<Publisher> {
+        let topic = topic.into();
+        check_topic(&topic)?;
+        let Inner { settings, target, keys, pod, .. } = &*self.inner;
+        Ok(Publisher::new(PublishPlan {
+            target: Arc::clone(target),
+            keys: keys.clone(),
+            settings: settings.topic(&topic),
+            client_name: client_name(&["streams-pub", &topic, pod]),
+            topic,
+            connect_timeout: self.connect_timeout(),
+            timeout: settings.publish_timeout,
+            max_message_bytes: settings.max_message_bytes as usize,
+        }))
+    }
+
+    /// Begins to describe a consumer of a topic, with its entry in `Consumers` or with defaults.
+    pub fn consumer(&self, topic: impl Into<String>) -> ConsumerBuilder {
+        ConsumerBuilder::of_topic(self.clone(), topic.into())
+    }
+
+    /// Begins to describe a consumer from the entry of `Consumers` with this index.
+    ///
+    /// # Errors
+    ///
+    /// There are not that many entries.
+    pub fn consumer_at(&self, index: usize) -> Result<ConsumerBuilder> {
+        Ok(ConsumerBuilder::new(self.clone(), self.inner.settings.consumer_at(index)?))
+    }
+
+    /// A snapshot of every partition of every consumer that was started here and still has a handle.
+    pub fn partitions(&self) -> Vec<PartitionStatus> {
+        self.running().iter().flat_map(|c| c.statuses().collect::<Vec<_>>()).collect()
+    }
+
+    /// A verdict over everything consumed here, from atomics: it asks no server.
+    pub fn health(&self) -> Health {
+        let down = Gate::of(&self.inner.target).down();
+        evaluate(&self.partitions(), down.as_deref())
+    }
+
+    /// Stops every consumer, one after the other, and lets [`wait`](Self::wait) return.
+    pub fn stop(&self) {
+        let running = self.running();
+        // All are told before any is waited for.
+        running.iter().for_each(|c| c.signal_stop());
+        running.iter().for_each(|c| drop(c.stop()));
+        self.inner.end.lock().stopped = true;
+        self.inner.ended.notify_all();
+    }
+
+    /// Blocks until [`stop`](Self::stop) is called on a clone, or until a consumer ends by
+    /// `OnError: Fail`.
+    ///
+    /// # Errors
+    ///
+    /// The error that a consumer failed with; by then every consumer has been stopped.
+    pub fn wait(&self) -> Result<()> {
+        let mut end = self.inner.end.lock();
+        while !end.stopped {
+            self.inner.ended.wait(&mut end);
+        }
+        let error = end.error.take();
+        drop(end);
+        self.running().iter().for_each(|c| drop(c.stop()));
+        error.map_or(Ok(()), Err)
+    }
+
+    fn running(&self) -> Vec<Arc<Shared>> {
+        let mut consumers = self.inner.consumers.lock();
+        consumers.retain(|c| c.strong_count() > 0);
+        consumers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn register(&self, consumer: &Arc<Shared>) {
+        self.inner.consumers.lock().push(Arc::downgrade(consumer));
+    }
+
+    pub(crate) fn instance(&self) -> InstanceId {
+        self.inner.instance
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStreams {
+        WeakStreams(Arc::downgrade(&self.inner))
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        self.inner.settings.connect_timeout
+    }
+
+    fn dial(&self, role: &str) -> Result<Connection> {
+        let name = client_name(&[role, &self.inner.pod]);
+        Connection::dial(&self.inner.target, &name, None, self.connect_timeout())
+    }
+
+    /// Runs commands on a connection of their own.
+    pub(crate) fn on_control<T>(
+        &self,
+        f: impl FnOnce(&mut Connection, Duration) -> Result<T>,
+    ) -> Result<T> {
+        f(&mut self.dial("streams-admin")?, self.connect_timeout())
+    }
+
+    /// Everything about a consumer's start that asks the server, repeated while the server answers that
+    /// it is not ready.
+    pub(crate) fn prepare(&self, entry: &ConsumerSettings) -> Result<Prepared> {
+        let inner = &*self.inner;
+        let settings = inner.settings.effective(entry)?;
+        let (topic, consumer) = (settings.topic.clone(), inner.settings.name_of(&settings));
+        check_topic(&topic)?;
+        check_consumer(&consumer)?;
+        let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
+        let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
+        let (described, starts) = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        let read_plan = ReadPlan {
+            batch_size: settings.batch_size,
+            batch_bytes: settings.batch_bytes as usize,
+            block: (settings.read_mode == ReadMode::Block).then_some(settings.block),
+            slack: settings.read_slack,
+            spin: settings.spin,
+            connect_timeout: self.connect_timeout(),
+            max_entry_bytes: inner.settings.max_message_bytes as usize,
+            filter: Filter::new(settings.filter.iter().map(String::as_str)),
+        };
+        Ok(Prepared {
+            pool: ArenaPool::new(read_plan.arena_bytes()),
+            read_plan,
+            topic: topic.as_str().into(),
+            flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
+            consumer: consumer.into(),
+            streams: described.streams,
+            starts,
+            store,
+            target: Arc::clone(&inner.target),
+            flush_timeout: self.connect_timeout().min(settings.shutdown_timeout),
+            name_guard,
+            pod: inner.pod.clone(),
+            settings,
+        })
+    }
+
+    fn settle(
+        &self,
+        c: &mut Connection,
+        settings: &ConsumerSettings,
+        consumer: &str,
+        store: &mut PositionStore,
+    ) -> Result<(Topic, Vec<Stored>)> {
+        let Inner { keys, instance, settings: all, .. } = &*self.inner;
+        let (name, timeout) = (&settings.topic, self.connect_timeout());
+        let topic = ensure(c, keys, name, &all.topic(name), timeout)?;
+        let places = Places {
+            streams: &topic.streams,
+            ownership: &keys.ownership(name, consumer),
+            instance: *instance,
+            timeout,
+        };
+        let point = StartPoint {
+            from: settings.start_from,
+            when_missing: settings.start_from_when_missing,
+            date: settings.start_from_date,
+        };
+        let persisted = settings.persist != Persist::None;
+        let starts = resolve(c, &places, point, persisted.then_some(store))?;
+        Ok((topic, starts))
+    }
+
+    /// Tries again while the server is there but says that it will be ready later.
+    fn when_ready<T>(&self, mut f: impl FnMut(&mut Connection) -> Result<T>) -> Result<T> {
+        let until: Instant = clock::now() + self.inner.settings.start_timeout;
+        let pause = Interrupt::default();
+        loop {
+            let e = match self.dial("streams-admin").and_then(|mut c| f(&mut c)) {
+                Ok(done) => return Ok(done),
+                Err(e) => e,
+            };
+            let patient = self.inner.target.wait_for_server() || e.server_class().is_some();
+            if !(e.is_retryable() && patient) || clock::now() >= until {
+                return Err(e);
+            }
+            log::debug!("not ready to start: {e}");
+            pause.sleep(jittered(START_RETRY), STOP);
+        }
+    }
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams")
+            .field("endpoint", &self.inner.target.endpoint())
+            .field("instance", &self.inner.instance)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What lanes hold of their [`Streams`]: not enough to keep it alive.
+#[derive(Clone)]
+pub(crate) struct WeakStreams(Weak<Inner>);
+
+impl WeakStreams {
+    /// Ends everything with this error. Called on a lane, so it waits for nothing.
+    pub(crate) fn fail(&self, error: Error) {
+        log::error!("stopping every consumer: {error}");
+        let Some(inner) = self.0.upgrade() else { return };
+        let streams = Streams { inner };
+        streams.running().iter().for_each(|c| c.signal_stop());
+        let mut end = streams.inner.end.lock();
+        end.stopped = true;
+        end.error.get_or_insert(error);
+        streams.inner.ended.notify_all();
+    }
+}
+
+/// The right to run a consumer of this name in this process.
+#[derive(Debug)]
+pub(crate) struct NameGuard(String);
+
+/// Two of one name in a process would be one member twice, and fight over its positions.
+static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+impl NameGuard {
+    fn take(target: &Target, prefix: &str, topic: &str, consumer: &str) -> Result<Self> {
+        let (endpoint, db) = (target.endpoint(), target.db());
+        let name = format!("{endpoint}/{db} {prefix} {{{topic}}} {consumer}");
+        if NAMES.lock().insert(name.clone()) {
+            return Ok(Self(name));
+        }
+        let what = format!(
+            "consumer {consumer:?} of topic {topic:?} runs in this process already: \
+             stop it first, or give each a distinct Consumer name"
+        );
+        Err(Error::new(ErrorKind::Config, "start", what))
+    }
+}
+
+impl Drop for NameGuard {
+    fn drop(&mut self) {
+        NAMES.lock().remove(&self.0);
+    }
+}
+
+/// One look at what the server would lose, silent where it is not permitted.
+fn advise(connection: &mut Connection) {
+    let mut cmd = redis::cmd("CONFIG");
+    cmd.arg("GET").arg("save").arg("appendonly").arg("maxmemory").arg("maxmemory-policy");
+    let Ok(answer) = connection.call(&cmd, ADVICE_TIMEOUT) else { return };
+    let Ok(config) = redis::from_redis_value::<std::collections::HashMap<String, String>>(answer) else {
+        return;
+    };
+    for line in advice(|key| config.get(key).map(String::as_str)) {
+        log::warn!("{}: {line}", connection.endpoint());
+    }
+}
+
+/// What somebody should know about a server so configured.
+fn advice<'c>(get: impl Fn(&str) -> Option<&'c str>) -> Vec<String> {
+    let mut lines = Vec::new();
+    if get("save") == Some("") && get("appendonly") == Some("no") {
+        lines.push(
+            "the server keeps nothing on disk: a restart loses every message, position and claim \
+             (set appendonly yes)"
+                .to_owned(),
+        );
+    }
+    let limited = get("maxmemory").is_some_and(|m| m != "0");
+    if let Some(policy) = get("maxmemory-policy").filter(|p| limited && *p != "noeviction") {
+        // volatile policies only evict keys with a TTL, of which topics and positions have none
+        let what = if policy.starts_with("allkeys") {
+            "whole topics and positions"
+        } else {
+            "claims and markers that carry a TTL"
+        };
+        lines.push(format!(
+            "maxmemory-policy is {policy}: when memory is short the server deletes {what} unread \
+             (set maxmemory-policy noeviction)"
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_is_given_where_data_would_be_lost() {
+        let of = |pairs: &[(&str, &'static str)]| {
+            let map: std::collections::HashMap<_, _> = pairs.iter().copied().collect();
+            advice(|k| map.get(k).copied())
+        };
+        assert!(of(&[("save", "3600 1"), ("appendonly", "no")]).is_empty());
+        assert!(of(&[("save", ""), ("appendonly", "yes")]).is_empty());
+        assert!(of(&[("save", ""), ("appendonly", "no")])[0].contains("nothing on disk"));
+        assert!(of(&[("maxmemory", "0"), ("maxmemory-policy", "allkeys-lru")]).is_empty());
+        assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "noeviction")]).is_empty());
+        assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "allkeys-lru")])[0].contains("whole topics"));
+        assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "volatile-ttl")])[0].contains("TTL"));
+        assert!(of(&[]).is_empty(), "nothing known, nothing said");
+    }
+}
