@@ -1,3 +1,33 @@
 //! Sockets, RESP and the connections made of them. Knows nothing of topics or streams.
+//!
+//! Every wait in here ends at a stated moment and can be cut short by an [`Interrupt`]. The pieces,
+//! from the outside in: a [`Target`] says where to connect and as whom; [`Connection::dial`] waits
+//! its turn at the endpoint's [`gate`], has the name looked up by the [`resolver`], connects a
+//! [`Socket`] and runs the [`handshake`] on it.
 
+pub(crate) mod connection;
+pub(crate) mod gate;
+mod handshake;
+pub(crate) mod interrupt;
+mod replies;
+mod resolver;
 pub(crate) mod resp;
+pub(crate) mod socket;
+pub(crate) mod target;
+
+use std::time::{Duration, Instant};
+
+pub(crate) use connection::Connection;
+pub(crate) use gate::Gate;
+pub(crate) use interrupt::{Interrupt, STOP};
+pub(crate) use socket::{SendError, Socket};
+pub(crate) use target::{Secret, Target};
+
+use crate::clock;
+
+/// The moment `time` from now; a time too long to add is a year.
+fn after(time: Duration) -> Instant {
+    let now = clock::now();
+    now.checked_add(time)
+        .unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
+}

@@ -1,0 +1,455 @@
+//! One connection to one server: dialled through the endpoint's gate, used by one thread at a time,
+//! given up for good at the first sign that questions and answers might no longer match.
+
+use std::{
+    fmt, io,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use redis::{Arg, Cmd, RedisError, RedisResult, Value};
+use socket2::SockAddr;
+
+use super::{
+    gate::{self, Gate},
+    handshake::Handshake,
+    interrupt::Interrupt,
+    replies::{Replies, error_text},
+    resolver,
+    socket::{SendError, Socket},
+    target::{Place, Target},
+};
+use crate::{
+    clock,
+    error::{Error, ErrorKind, Outcome},
+};
+
+/// The share of a dial's time kept for the dial itself, however long the wait for a turn was.
+const DIAL_SHARE: u32 = 4;
+
+/// A connection that is logged in and has its database selected.
+///
+/// Hot paths write and read their own bytes ([`Self::send`], [`Self::recv`]); everything else uses
+/// [`Self::call`]. Do not mix the two while an answer is outstanding.
+pub(crate) struct Connection {
+    socket: Arc<Socket>,
+    gate: Arc<Gate>,
+    endpoint: Arc<str>,
+    db: u32,
+    server_version: Option<Box<str>>,
+    /// The time of one call, where the redis crate's traits leave no place to say it.
+    timeout: Duration,
+    out: Vec<u8>,
+    replies: Replies,
+    broken: bool,
+}
+
+impl Connection {
+    /// Connects within `timeout`, all included: the wait for a turn while the server is down, name
+    /// resolution, connecting, and the handshake. `interrupt` can end each of these, and is left
+    /// attached to the socket, so that it can end reads as well.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Stopped`] when the interrupt was cut; otherwise [`ErrorKind::Connect`],
+    /// [`ErrorKind::Config`] (no such database) or [`ErrorKind::Protocol`] (not a Redis server).
+    pub(crate) fn dial(
+        target: &Target,
+        client_name: &str,
+        interrupt: Option<&Arc<Interrupt>>,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let idle = Arc::default();
+        let interrupt = interrupt.unwrap_or(&idle);
+        let gate = Gate::of(target);
+        let deadline = super::after(timeout);
+        let share = (timeout / DIAL_SHARE).min(Duration::from_secs(1));
+        let pass = gate.enter(interrupt, deadline - share)?;
+        match Self::establish(target, client_name, interrupt, deadline, timeout) {
+            Ok((socket, replies, server_version)) => {
+                pass.succeeded();
+                Ok(Self {
+                    socket,
+                    gate,
+                    endpoint: target.endpoint().into(),
+                    db: target.db(),
+                    server_version,
+                    timeout,
+                    out: Vec::new(),
+                    replies,
+                    broken: false,
+                })
+            }
+            Err(_) if interrupt.is_cut() => {
+                pass.abandoned();
+                Err(gate::stopped(target.endpoint()))
+            }
+            Err(e) => {
+                let e = e.at(target.endpoint());
+                pass.failed(&e);
+                Err(e)
+            }
+        }
+    }
+
+    fn establish(
+        target: &Target,
+        client_name: &str,
+        interrupt: &Arc<Interrupt>,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(Arc<Socket>, Replies, Option<Box<str>>), Error> {
+        let failed = |step: &str, e: io::Error| {
+            let ms = clock::ceil_ms(timeout);
+            let error = |message| Error::new(ErrorKind::Connect, "connect", message);
+            if e.kind() == io::ErrorKind::TimedOut {
+                error(format!("{step}: no answer within {ms} ms"))
+            } else {
+                error(format!("{step} failed")).caused_by(e)
+            }
+        };
+        let addresses = match target.place() {
+            Place::Unix(path) => vec![SockAddr::unix(path).map_err(|e| failed("the path", e))?],
+            Place::Tcp { host, port } => resolver::resolve(host, *port, deadline, interrupt)
+                .map_err(|e| failed("looking the name up", e))?
+                .into_iter()
+                .map(SockAddr::from)
+                .collect(),
+        };
+        let socket = Socket::connect(&addresses, deadline, interrupt)
+            .map_err(|e| failed("reaching the server", e))?;
+        let socket = Arc::new(socket);
+        // before the first word, so that a server which says nothing holds up no stop
+        interrupt.attach(&socket);
+        let mut replies = Replies::default();
+        let handshake = Handshake {
+            socket: &socket,
+            replies: &mut replies,
+            target,
+            deadline,
+            timeout,
+        };
+        let server = handshake.run(client_name)?;
+        Ok((socket, replies, server.version))
+    }
+
+    /// `host:port` or socket path.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Such as `7.0.15`; `None` where the server does not say.
+    pub(crate) fn server_version(&self) -> Option<&str> {
+        self.server_version.as_deref()
+    }
+
+    /// The socket itself, for those who read and write from two threads.
+    pub(crate) fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    /// Whether the connection was given up: every further use fails at once.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// The time of each call made through the redis crate's traits; at first that of the dial.
+    pub(crate) fn set_call_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Writes raw bytes, waiting up to `timeout` for the server to take them.
+    ///
+    /// A failure breaks the connection. It is `Unknown` unless not one byte was taken.
+    pub(crate) fn send(&mut self, bytes: &[u8], timeout: Duration) -> Result<(), Error> {
+        self.refuse_if_broken()?;
+        let sent = self.socket.send_all(bytes, timeout);
+        sent.map_err(|e| self.unsent(e, timeout))
+    }
+
+    /// Reads what has arrived, or the first that does within `timeout`.
+    ///
+    /// A failure breaks the connection. Its outcome is `Unknown`: what was asked may have been done.
+    pub(crate) fn recv(&mut self, buf: &mut [u8], timeout: Duration) -> Result<usize, Error> {
+        self.recv_spin(buf, Duration::ZERO, timeout)
+    }
+
+    /// As [`Self::recv`], after up to `spin` of asking over and over.
+    pub(crate) fn recv_spin(
+        &mut self,
+        buf: &mut [u8],
+        spin: Duration,
+        timeout: Duration,
+    ) -> Result<usize, Error> {
+        self.refuse_if_broken()?;
+        let got = if spin.is_zero() {
+            self.socket.recv(buf, timeout)
+        } else {
+            self.socket.recv_spin(buf, spin, timeout)
+        };
+        got.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
+    }
+
+    /// As [`Self::recv`], but until a moment: for the later pieces of one answer. `timeout` is what
+    /// the deadline was made of, and only told.
+    pub(crate) fn recv_by(
+        &mut self,
+        buf: &mut [u8],
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<usize, Error> {
+        self.refuse_if_broken()?;
+        let got = self.socket.recv_by(buf, deadline);
+        got.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
+    }
+
+    /// Looks, without waiting, whether the connection still stands and nothing lies in it. To be
+    /// called before a command that must not be sent twice, after a pause: servers and networks hang
+    /// up on idle clients, and here that is still `NotApplied`.
+    pub(crate) fn check_idle(&mut self) -> Result<(), Error> {
+        self.refuse_if_broken()?;
+        let idle = self.socket.expect_silence();
+        idle.map_err(|e| self.lost(e, Duration::ZERO))
+    }
+
+    /// Runs one command and waits for its answer, `timeout` in total.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Server`] is `NotApplied` and leaves the connection as it was. Everything else
+    /// breaks it: `NotApplied` when the command did not go out whole, `Unknown` when it did.
+    pub(crate) fn call(&mut self, cmd: &Cmd, timeout: Duration) -> Result<Value, Error> {
+        self.out.clear();
+        cmd.write_packed_command(&mut self.out);
+        let deadline = super::after(timeout);
+        let answer = match self.send_out(timeout) {
+            Ok(()) => self.answer(deadline, timeout),
+            // the server does not run half a command
+            Err(e) => Err(e.applied(Outcome::NotApplied)),
+        };
+        let answer = answer.and_then(|a| self.nothing_left().and(a));
+        answer.map_err(|e| about(e, cmd))
+    }
+
+    /// Runs commands in one round trip, `timeout` in total, and returns the answer to each.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::call`], but `Unknown` covers the commands together: as soon as any byte went out
+    /// some may have been run.
+    pub(crate) fn pipeline(
+        &mut self,
+        cmds: &[Cmd],
+        timeout: Duration,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        let Some(first) = cmds.first() else {
+            return Ok(Vec::new());
+        };
+        self.out.clear();
+        for cmd in cmds {
+            cmd.write_packed_command(&mut self.out);
+        }
+        let deadline = super::after(timeout);
+        self.send_out(timeout).map_err(|e| about(e, first))?;
+        let mut answers = Vec::with_capacity(cmds.len());
+        for cmd in cmds {
+            let answer = self.answer(deadline, timeout).map_err(|e| about(e, cmd))?;
+            answers.push(answer.map_err(|e| about(e, cmd)));
+        }
+        self.nothing_left().map_err(|e| about(e, first))?;
+        Ok(answers)
+    }
+
+    fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.check_idle()?;
+        let sent = self.socket.send_all(&self.out, timeout);
+        sent.map_err(|e| self.unsent(e, timeout))
+    }
+
+    /// The next answer; the outer error is the connection's, the inner one the server's.
+    fn answer(
+        &mut self,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Result<Value, Error>, Error> {
+        let place = self.receive(deadline, timeout)?;
+        let reply = &self.replies[place];
+        if let Some(text) = error_text(reply) {
+            return Ok(Err(Error::server("call", text).at(&*self.endpoint)));
+        }
+        redis::parse_redis_value(reply).map(Ok).map_err(|e| {
+            let e = io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+            self.lost(e, timeout).applied(Outcome::Unknown)
+        })
+    }
+
+    fn receive(&mut self, deadline: Instant, timeout: Duration) -> Result<Range<usize>, Error> {
+        let place = self.replies.next(&self.socket, deadline);
+        place.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
+    }
+
+    /// More answers than questions: which belongs to which is anybody's guess.
+    fn nothing_left(&mut self) -> Result<(), Error> {
+        if self.replies.unread().is_empty() {
+            return Ok(());
+        }
+        let e = io::Error::new(io::ErrorKind::InvalidData, "more answers than questions");
+        Err(self.lost(e, Duration::ZERO).applied(Outcome::Unknown))
+    }
+
+    #[inline]
+    fn refuse_if_broken(&self) -> Result<(), Error> {
+        if self.broken {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "call",
+                "the connection was given up after an earlier failure",
+            )
+            .at(&*self.endpoint));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn unsent(&mut self, e: SendError, timeout: Duration) -> Error {
+        let outcome = if e.written == 0 {
+            Outcome::NotApplied
+        } else {
+            Outcome::Unknown
+        };
+        self.lost(e.source, timeout).applied(outcome)
+    }
+
+    /// Gives the connection up: an answer that comes late must never meet the next question.
+    #[cold]
+    fn lost(&mut self, source: io::Error, timeout: Duration) -> Error {
+        self.broken = true;
+        let cut_here = self.socket.is_shut();
+        self.socket.shutdown();
+        let e = match source.kind() {
+            _ if cut_here => Error::new(ErrorKind::Io, "call", "cut off by this process"),
+            io::ErrorKind::InvalidData => {
+                Error::new(ErrorKind::Protocol, "call", source.to_string())
+            }
+            io::ErrorKind::TimedOut => {
+                let ms = clock::ceil_ms(timeout);
+                Error::io("call", source).saying(format!("no answer within {ms} ms"))
+            }
+            _ => Error::io("call", source),
+        };
+        if !cut_here {
+            self.gate.suspect();
+        }
+        e.at(&*self.endpoint)
+    }
+
+    fn values(&mut self, packed: &[u8], count: usize) -> RedisResult<Vec<Value>> {
+        self.out.clear();
+        self.out.extend_from_slice(packed);
+        let deadline = super::after(self.timeout);
+        self.send_out(self.timeout).map_err(foreign)?;
+        let mut values = Vec::with_capacity(count);
+        for _ in 0..count {
+            let place = self.receive(deadline, self.timeout).map_err(foreign)?;
+            values.push(redis::parse_redis_value(&self.replies[place])?);
+        }
+        self.nothing_left().map_err(foreign)?;
+        Ok(values)
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("endpoint", &self.endpoint)
+            .field("db", &self.db)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+/// For the redis crate's own commands and scripts. Answers that are errors are values here.
+impl redis::ConnectionLike for Connection {
+    fn req_packed_command(&mut self, cmd: &[u8]) -> RedisResult<Value> {
+        Ok(self.values(cmd, 1)?.remove(0))
+    }
+
+    fn req_packed_commands(
+        &mut self,
+        cmd: &[u8],
+        offset: usize,
+        count: usize,
+    ) -> RedisResult<Vec<Value>> {
+        let mut values = self.values(cmd, offset + count)?;
+        let wanted = values.split_off(offset);
+        // a command that was refused before `EXEC` says more than `EXEC` itself
+        for value in values {
+            value.extract_error()?;
+        }
+        Ok(wanted)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.db.into()
+    }
+
+    fn check_connection(&mut self) -> bool {
+        self.call(&redis::cmd("PING"), self.timeout).is_ok()
+    }
+
+    fn is_open(&self) -> bool {
+        !self.broken
+    }
+}
+
+/// Our errors in the terms of the redis crate, told apart as it tells its own.
+fn foreign(e: Error) -> RedisError {
+    let kind = match e.kind() {
+        ErrorKind::Timeout => io::ErrorKind::TimedOut,
+        ErrorKind::Protocol => io::ErrorKind::InvalidData,
+        _ => io::ErrorKind::BrokenPipe,
+    };
+    io::Error::new(kind, e).into()
+}
+
+/// Names the command and its key.
+#[cold]
+fn about(e: Error, cmd: &Cmd) -> Error {
+    let args: Vec<_> = cmd
+        .args_iter()
+        .map(|a| match a {
+            Arg::Simple(bytes) => bytes,
+            _ => &b""[..],
+        })
+        .collect();
+    let name = String::from_utf8_lossy(args.first().unwrap_or(&&b""[..])).to_uppercase();
+    let e = match key_of(&name, &args) {
+        Some(key) => e.on_key(key),
+        None => e,
+    };
+    e.during(name)
+}
+
+/// The first key among the arguments of a command of this crate.
+fn key_of<'a>(name: &str, args: &[&'a [u8]]) -> Option<&'a [u8]> {
+    let at = match name {
+        "ACL" | "AUTH" | "CLIENT" | "CLUSTER" | "COMMAND" | "CONFIG" | "DBSIZE" | "DEBUG"
+        | "DISCARD" | "ECHO" | "EXEC" | "FLUSHALL" | "FLUSHDB" | "FUNCTION" | "HELLO" | "INFO"
+        | "KEYS" | "LATENCY" | "MODULE" | "MULTI" | "PING" | "REPLICAOF" | "ROLE" | "SCAN"
+        | "SCRIPT" | "SELECT" | "SENTINEL" | "TIME" | "UNWATCH" | "WAIT" => return None,
+        "MEMORY" | "OBJECT" | "XGROUP" | "XINFO" => 2,
+        "EVAL" | "EVALSHA" | "FCALL" if *args.get(2)? == b"0" => return None,
+        "EVAL" | "EVALSHA" | "FCALL" => 3,
+        "XREAD" | "XREADGROUP" => {
+            1 + args
+                .iter()
+                .position(|a| a.eq_ignore_ascii_case(b"STREAMS"))?
+        }
+        _ => 1,
+    };
+    args.get(at).copied()
+}
+
+#[cfg(test)]
+mod tests;
