@@ -17,6 +17,7 @@ mod publish;
 mod quiet;
 mod sync;
 mod wire;
+mod settings;
 
 pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
@@ -28,3 +29,9 @@ pub use monitor::LaneState;
 pub use position::Snapshot;
 pub use publish::{DedicatedPublisher, Draft, Outgoing, Publisher};
 pub use wire::{HeaderIter, Headers, Malformed, StreamId};
+#[doc(hidden)]
+pub use settings::settings_table;
+pub use settings::{
+    ConnectionString, ConsumerSettings, OnError, Persist, ProducerSettings, ReadMode, Secret,
+    Settings, StartFrom, TopicSettings, Trim,
+};

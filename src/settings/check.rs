@@ -1,0 +1,265 @@
+//! Every contradiction a user can write, found at once. Ranges are the business of each key's codec;
+//! what concerns more than one key is here.
+
+use std::collections::BTreeMap;
+
+use super::{
+    ConsumerSettings, Persist, ReadMode, Settings, StartFrom, TopicSettings, Trim,
+    bind::{Problems, not_allowed, printable},
+    key::{Key, Section},
+};
+use crate::error::Result;
+
+impl Settings {
+    /// Checks everything that can be checked without a server, and returns what is odd but harmless,
+    /// one sentence each.
+    ///
+    /// # Errors
+    ///
+    /// Something is out of range, missing, or contradicts something else. All of it is reported at
+    /// once, one a line, each with the path of the key and the fix.
+    pub fn check(&self) -> Result<Vec<String>> {
+        let mut problems = Problems::default();
+        contradictions(self, true, &mut problems);
+        problems.into_result()?;
+        let mut warnings = self.warnings.clone();
+        warnings.extend(oddities(self));
+        Ok(warnings)
+    }
+}
+
+/// Adds what is wrong to `problems`. What depends on the environment is left out until it is known.
+pub(super) fn contradictions(s: &Settings, environment_known: bool, problems: &mut Problems) {
+    ranges(s, "Streams", problems);
+    if s.key_prefix.trim().is_empty() {
+        problems.contradict(
+            "Streams",
+            &["KeyPrefix"],
+            "is blank; remove it to have the default, or give a prefix",
+        );
+    }
+    for (name, topic) in &s.topics {
+        check_topic(s, name, topic, environment_known, problems);
+    }
+    for (i, consumer) in s.consumers.iter().enumerate() {
+        check_consumer(&format!("Streams:Consumers[{i}]"), consumer, problems);
+    }
+    for (i, producer) in s.producers.iter().enumerate() {
+        let at = format!("Streams:Producers[{i}]");
+        ranges(producer, &at, problems);
+        need_topic(&producer.topic, &at, problems);
+    }
+    duplicates(s, problems);
+}
+
+/// Refuses values that only code can have given: what was loaded has passed its codec.
+fn ranges<S: Section>(section: &S, at: &str, problems: &mut Problems) {
+    let fits = |key: &Key<S>, item, value: &str| {
+        let mut scratch = S::default();
+        (0..item).for_each(|i| {
+            (key.put)(&mut scratch, Some(i), "");
+        });
+        (key.put)(&mut scratch, key.is_list.then_some(item), value)
+    };
+    for key in S::KEYS {
+        for (i, value) in (key.get)(section).iter().enumerate() {
+            if !fits(key, i, value) {
+                problems.refuse(format!("{at}:{}", key.name), &not_allowed(key, value));
+            }
+        }
+    }
+}
+
+fn need_topic(topic: &str, at: &str, problems: &mut Problems) {
+    if topic.trim().is_empty() {
+        problems.contradict(at, &["Topic"], "is missing or blank; name the topic");
+    }
+}
+
+fn check_topic(
+    s: &Settings,
+    name: &str,
+    topic: &TopicSettings,
+    environment_known: bool,
+    problems: &mut Problems,
+) {
+    let at = format!("Streams:Topics:{}", printable(name));
+    ranges(topic, &at, problems);
+    if name.trim().is_empty() {
+        problems.refuse(at, "has a blank name; name the topic");
+        return;
+    }
+    if topic.trim != Trim::None {
+        return;
+    }
+    let environment = s.environment.as_deref().unwrap_or("Production");
+    let allowed = s.allow_untrimmed || environment.eq_ignore_ascii_case("Development");
+    if environment_known && !allowed {
+        problems.contradict(
+            &at,
+            &["Trim"],
+            &format!(
+                "None lets the topic grow until the server is full, and the environment is \
+                 {environment}, not Development; use Approx or Exact, or set \
+                 Streams:AllowUntrimmed to true",
+                environment = printable(environment)
+            ),
+        );
+    }
+    if topic.is_set("MaxLen") {
+        problems.contradict(
+            &at,
+            &["MaxLen", "Trim"],
+            "has no effect while Trim is None; remove one of the two",
+        );
+    }
+}
+
+fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    ranges(c, at, problems);
+    need_topic(&c.topic, at, problems);
+    check_start(at, c, problems);
+    check_persist(at, c, problems);
+    for (key, mode) in [
+        ("MaxIdleDelayMs", ReadMode::Poll),
+        ("BlockMs", ReadMode::Block),
+        ("SpinMicros", ReadMode::Block),
+    ] {
+        if c.is_set(key) && c.read_mode != mode {
+            problems.contradict(
+                at,
+                &[key, "ReadMode"],
+                &format!("has no effect unless ReadMode is {mode:?}; remove it or change ReadMode"),
+            );
+        }
+    }
+}
+
+fn check_start(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    let by_date = |start| start == StartFrom::Date;
+    for (key, start) in [
+        ("StartFrom", c.start_from),
+        ("StartFromWhenMissing", c.start_from_when_missing),
+    ] {
+        if by_date(start) && c.start_from_date.is_none() {
+            problems.contradict(
+                at,
+                &[key, "StartFromDate"],
+                "is Date but StartFromDate is not set; set it, such as 2026-01-31T08:00:00Z",
+            );
+        }
+    }
+    if c.start_from_date.is_some() && !by_date(c.start_from) && !by_date(c.start_from_when_missing)
+    {
+        problems.contradict(
+            at,
+            &["StartFromDate", "StartFrom", "StartFromWhenMissing"],
+            "has no effect while neither StartFrom nor StartFromWhenMissing is Date; \
+             set one of them to Date or remove it",
+        );
+    }
+    if c.start_from_when_missing == StartFrom::Stored {
+        problems.contradict(
+            at,
+            &["StartFromWhenMissing"],
+            "cannot be Stored, since it is asked when nothing is stored; \
+             use Beginning, Now or Date",
+        );
+    }
+    if c.persist == Persist::None && c.start_from == StartFrom::Stored {
+        problems.contradict(
+            at,
+            &["Persist", "StartFrom"],
+            "None stores no position that StartFrom Stored could resume at; \
+             set StartFrom to Beginning, Now or Date, or Persist to AsyncBatch",
+        );
+    }
+}
+
+fn check_persist(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    if c.is_set("PersistIntervalMs") && c.persist != Persist::AsyncBatch {
+        problems.contradict(
+            at,
+            &["PersistIntervalMs", "Persist"],
+            &format!(
+                "has no effect while Persist is {:?}; remove it or set Persist to AsyncBatch",
+                c.persist
+            ),
+        );
+    }
+    if c.persist.is_sync()
+        && c.backpressure_enabled
+        && c.backpressure_capacity >= 2
+        && c.is_set("Backpressure:Capacity")
+    {
+        problems.contradict(
+            at,
+            &["Backpressure:Capacity", "Persist"],
+            &format!(
+                "{} asks to read ahead, which Persist {:?} never does; remove it, set it to 1, \
+                 or set Persist to AsyncBatch",
+                c.backpressure_capacity, c.persist
+            ),
+        );
+    }
+}
+
+/// Refuses a consumer, or a declaration of what is published, that is there twice.
+fn duplicates(s: &Settings, problems: &mut Problems) {
+    let mut consumers = BTreeMap::new();
+    for (i, c) in s.consumers.iter().enumerate() {
+        let name = s.name_of(c);
+        if let Some(first) = consumers.insert((&c.topic, name.clone()), i)
+            && !c.topic.trim().is_empty()
+        {
+            let text = format!(
+                "Streams:Consumers[{first}] reads topic {:?} as consumer {name:?} too; \
+                 give each a distinct Consumer name, or remove one",
+                c.topic
+            );
+            problems.contradict(
+                &format!("Streams:Consumers[{i}]"),
+                &["Topic", "Consumer"],
+                &text,
+            );
+        }
+    }
+    let mut producers = BTreeMap::new();
+    for (i, p) in s.producers.iter().enumerate() {
+        if let Some(first) = producers.insert(&p.topic, i)
+            && !p.topic.trim().is_empty()
+        {
+            let text = format!("Streams:Producers[{first}] names it already; remove one");
+            problems.contradict(&format!("Streams:Producers[{i}]"), &["Topic"], &text);
+        }
+    }
+}
+
+/// What does no harm but is hardly meant.
+fn oddities(s: &Settings) -> Vec<String> {
+    let mut found = Vec::new();
+    for (i, c) in s.consumers.iter().enumerate() {
+        if !c.backpressure_enabled
+            && c.backpressure_capacity >= 2
+            && c.is_set("Backpressure:Capacity")
+        {
+            found.push(format!(
+                "Streams:Consumers[{i}]:Backpressure:Capacity has no effect while \
+                 Backpressure:Enabled is false"
+            ));
+        }
+    }
+    let consumed = s.consumers.iter().map(|c| &c.topic);
+    let published = s.producers.iter().map(|p| &p.topic);
+    let used: Vec<_> = consumed.chain(published).collect();
+    for name in s.topics.keys() {
+        let similar = used.iter().find(|u| u.eq_ignore_ascii_case(name));
+        if let Some(similar) = similar.filter(|_| !used.contains(&name)) {
+            found.push(format!(
+                "Streams:Topics:{} is another topic than {similar:?}: names differ by case",
+                printable(name)
+            ));
+        }
+    }
+    found
+}

@@ -1,0 +1,144 @@
+//! The settings of one consumer.
+
+use std::time::{Duration, SystemTime};
+
+use super::codec::{Codec, Flag, Moment, Opt, Text, Texts, Whole, choice, micros, millis, seconds};
+
+/// A day, in seconds.
+const DAY: u64 = 86_400;
+
+section! {
+    /// How one consumer reads one topic. An entry of `Consumers`.
+    pub struct ConsumerSettings in Consumers {
+        /// The topic it reads. Required.
+        topic: String = String::new(), "Topic", Text, set(topic: impl Into<String>) topic.into();
+        /// The consumer's name; positions are kept under it. Unset: the `Consumer` of the root.
+        /// Two services with one name share its positions.
+        consumer: Option<String> = None, "Consumer", Opt(Text),
+            set(name: impl Into<String>) Some(name.into());
+        /// The most messages handed over at once.
+        batch_size: u32 = 100, "BatchSize", Whole("messages", 1, 1_000_000);
+        /// How much one read aims at; fewer than `BatchSize` are read of large messages. A single
+        /// message may be larger.
+        batch_bytes: u32 = 262_144, "BatchBytes", Whole("bytes", 4096, 268_435_456);
+        /// The message types to handle, compared byte by byte; the others are passed over and count
+        /// as finished. Empty: all.
+        filter: Vec<String> = Vec::new(), "Filter", Texts,
+            set(types: impl IntoIterator<Item = impl Into<String>>)
+                types.into_iter().map(Into::into).collect();
+        /// Where to begin: `Stored` resumes at the stored position; `Beginning`, `Now` and `Date`
+        /// are applied as a reset, once per consumer and while no other instance is present.
+        start_from: StartFrom = StartFrom::Stored, "StartFrom", choice::<StartFrom>();
+        /// The moment `Date` means: the first message handled is of then or later.
+        start_from_date: Option<SystemTime> = None, "StartFromDate", Opt(Moment),
+            set(moment: SystemTime) Some(moment);
+        /// Where `Stored` begins when nothing is stored: `Beginning`, `Now` or `Date`.
+        start_from_when_missing: StartFrom = StartFrom::Beginning, "StartFromWhenMissing",
+            choice::<StartFrom>();
+        /// When positions are stored: `AsyncBatch` in the background, `SyncBatch` before the next
+        /// batch, `SyncMessage` before the next message, `None` never.
+        persist: Persist = Persist::AsyncBatch, "Persist", choice::<Persist>();
+        /// How long after a message is finished its position is stored, under `AsyncBatch`. A crash
+        /// hands over again what was handled since.
+        persist_interval: Duration = Duration::from_secs(1), "PersistIntervalMs",
+            millis(1, 3_600_000);
+        /// Whether a batch is read ahead while the one before it is handled. False is the same as a
+        /// capacity of 1.
+        backpressure_enabled: bool = true, "Backpressure:Enabled", Flag;
+        /// 1: nothing is read ahead. 2 or more: one batch is.
+        backpressure_capacity: u32 = 4, "Backpressure:Capacity", Whole("batches", 1, 1_000_000);
+        /// How new messages are waited for: `Block` in the server (the lowest latency), `Poll` by
+        /// asking again at growing intervals.
+        read_mode: ReadMode = ReadMode::Block, "ReadMode", choice::<ReadMode>();
+        /// How long one read waits in the server, under `Block`. 0 would mean for ever and is refused.
+        block: Duration = Duration::from_secs(1), "BlockMs", millis(1, 3_600_000);
+        /// How much later than expected an answer may come before the connection is given up.
+        read_slack: Duration = Duration::from_secs(3), "ReadSlackMs", millis(1, 600_000);
+        /// The longest pause between two reads that find nothing, under `Poll`.
+        max_idle_delay: Duration = Duration::from_millis(50), "MaxIdleDelayMs", millis(0, 60_000);
+        /// How long a lane looks for an answer without sleeping before it waits, under `Block`.
+        /// It buys latency with a whole core; 0 is off.
+        spin: Duration = Duration::ZERO, "SpinMicros", micros(0, 1_000_000);
+        /// What an ordinary failure of the handler does: `BestEffort` skips the message,
+        /// `StopPartition` stops its partition, `Fail` ends the consumer.
+        on_error: OnError = OnError::BestEffort, "OnError", choice::<OnError>();
+        /// A partition blocked for longer is Unhealthy, before that Degraded.
+        unhealthy_block: Duration = Duration::from_secs(300), "UnhealthyBlockSeconds",
+            seconds(0, 365 * DAY);
+        /// A partition stopped for longer, with messages waiting, is Unhealthy, before that Degraded.
+        unhealthy_stopped: Duration = Duration::from_secs(300), "UnhealthyStoppedSeconds",
+            seconds(0, 365 * DAY);
+        /// How long stopping waits for handlers to return and positions to be stored.
+        shutdown_timeout: Duration = Duration::from_secs(10), "ShutdownTimeoutSeconds",
+            seconds(1, DAY);
+    }
+}
+
+impl ConsumerSettings {
+    /// Defaults for reading `topic`.
+    pub fn new(topic: impl Into<String>) -> Self {
+        Self::default().topic(topic)
+    }
+
+    /// Whether one batch is read while the one before it is handled.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.backpressure_enabled && self.backpressure_capacity >= 2 && !self.persist.is_sync()
+    }
+}
+
+choices! {
+    /// Where a consumer begins.
+    pub enum StartFrom {
+        /// At the stored position.
+        Stored,
+        /// At the oldest message kept.
+        Beginning,
+        /// Behind the newest message there is at start.
+        Now,
+        /// At the moment given as `StartFromDate`.
+        Date,
+    }
+}
+
+choices! {
+    /// When positions are stored.
+    pub enum Persist {
+        /// In the background, within `PersistIntervalMs`.
+        AsyncBatch,
+        /// After each batch, before the next is handed over.
+        SyncBatch,
+        /// After each message, before the next is handed over.
+        SyncMessage,
+        /// Never: a restart begins anew.
+        None,
+    }
+}
+
+impl Persist {
+    /// Whether the next message waits for the position to be stored.
+    pub(crate) fn is_sync(self) -> bool {
+        matches!(self, Self::SyncBatch | Self::SyncMessage)
+    }
+}
+
+choices! {
+    /// How new messages are waited for.
+    pub enum ReadMode {
+        /// The server holds the read until something arrives.
+        Block,
+        /// Reads that return at once, at growing intervals while nothing arrives.
+        Poll,
+    }
+}
+
+choices! {
+    /// What an ordinary failure of the handler does.
+    pub enum OnError {
+        /// The message is logged and skipped.
+        BestEffort,
+        /// The partition stops before the message; the others go on.
+        StopPartition,
+        /// The consumer ends with the error.
+        Fail,
+    }
+}

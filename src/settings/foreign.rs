@@ -1,0 +1,145 @@
+//! Keys of RedisEvents that are no keys of ours, so that a settings file can be shared and still
+//! nothing is accepted that would then do nothing in silence.
+
+use super::key::Place;
+
+/// A key that is refused, unless its value asks for nothing.
+struct Refused {
+    place: Place,
+    /// With everything below it.
+    key: &'static str,
+    /// Values that ask for what happens anyway.
+    harmless: &'static [&'static str],
+    why: &'static str,
+}
+
+const LATER: &str = "not available in this version; remove it";
+
+const fn later(place: Place, key: &'static str, harmless: &'static [&'static str]) -> Refused {
+    Refused {
+        place,
+        key,
+        harmless,
+        why: LATER,
+    }
+}
+
+/// A feature that arrives takes its line out of here.
+const REFUSED: &[Refused] = &[
+    later(Place::Topics, "RetentionSeconds", &[]),
+    later(Place::Topics, "BackgroundTrimIntervalSeconds", &["0"]),
+    later(Place::Topics, "ClampReleaseThreshold", &[]),
+    later(Place::Topics, "StateMetadata", &["false"]),
+    later(Place::Consumers, "Delivery", &["Ordered"]),
+    later(Place::Consumers, "UseConsumerGroup", &["false"]),
+    later(Place::Consumers, "Instances", &[]),
+    later(Place::Producers, "Buffered", &["false"]),
+    later(Place::Producers, "MaxWaitMs", &[]),
+    later(Place::Producers, "MaxBatch", &[]),
+    later(Place::Producers, "MaxQueue", &[]),
+    later(Place::Producers, "DropOldest", &["false"]),
+    Refused {
+        place: Place::Consumers,
+        key: "ResetOnStart",
+        harmless: &["false"],
+        why: "refused, since every restart would handle everything again; \
+              set StartFrom to Beginning, which is applied once, or reset the position by hand",
+    },
+];
+
+const HEALTH: &str =
+    "this version grades health by UnhealthyBlockSeconds and UnhealthyStoppedSeconds";
+
+/// Keys that bind and do nothing, with the reason.
+const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
+    (
+        Place::Consumers,
+        "ReaderThreads",
+        "each partition has a thread of its own",
+    ),
+    (
+        Place::Consumers,
+        "UseConsumerGroup",
+        "false is how every consumer works",
+    ),
+    (Place::Consumers, "UnhealthyLagMs", HEALTH),
+    (Place::Consumers, "UnhealthyBehindSeconds", HEALTH),
+    (Place::Consumers, "DegradedSilenceSeconds", HEALTH),
+    (Place::Consumers, "ContestedGraceSeconds", HEALTH),
+    (Place::Consumers, "ContestedRecheckSeconds", HEALTH),
+];
+
+/// What becomes of a key that is none of ours.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// It binds.
+    Fine,
+    /// It binds and does nothing, which is worth a warning: why.
+    Idle(&'static str),
+    /// It is refused: why, and what to do.
+    Refused(&'static str),
+    /// Nobody knows it.
+    Unknown,
+}
+
+pub(super) fn judge(place: Place, key: &str, value: Option<&str>) -> Verdict {
+    let refused = REFUSED.iter().find(|r| is(r.place, r.key, place, key));
+    let idle = WITHOUT_EFFECT
+        .iter()
+        .find(|(p, k, _)| is(*p, k, place, key));
+    let harmless = |r: &Refused| {
+        value.is_none_or(|v| r.harmless.iter().any(|h| h.eq_ignore_ascii_case(v.trim())))
+    };
+    match (refused, idle) {
+        (Some(r), _) if !harmless(r) => Verdict::Refused(r.why),
+        (_, Some((_, _, why))) => Verdict::Idle(why),
+        (Some(_), None) => Verdict::Fine,
+        (None, None) => Verdict::Unknown,
+    }
+}
+
+fn is(place: Place, name: &str, asked_place: Place, asked_name: &str) -> bool {
+    place == asked_place && name.eq_ignore_ascii_case(asked_name)
+}
+
+/// The names of such keys in one kind of section, to guess from when a name is mistyped.
+pub(super) fn names(place: Place) -> impl Iterator<Item = &'static str> {
+    let refused = REFUSED
+        .iter()
+        .filter(move |r| r.place == place)
+        .map(|r| r.key);
+    let idle = WITHOUT_EFFECT.iter().filter(move |(p, _, _)| *p == place);
+    refused.chain(idle.map(|(_, key, _)| *key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_peers_bind_warn_or_are_refused() {
+        use Place::{Consumers, Producers, Root, Topics};
+        let idle = |v: &Verdict| matches!(v, Verdict::Idle(_));
+        let refused = |v: &Verdict| matches!(v, Verdict::Refused(_));
+        for (place, key, value) in [
+            (Consumers, "Delivery", "workqueue"),
+            (Consumers, "UseConsumerGroup", "true"),
+            (Consumers, "Instances", "x"),
+            (Consumers, "ResetOnStart", "True"),
+            (Topics, "RetentionSeconds", "60"),
+            (Producers, "Buffered", "true"),
+        ] {
+            assert!(refused(&judge(place, key, Some(value))), "{key}");
+        }
+        for (place, key, value) in [
+            (Consumers, "delivery", "ORDERED"),
+            (Consumers, "ResetOnStart", "false"),
+            (Producers, "buffered", " False"),
+        ] {
+            assert_eq!(judge(place, key, Some(value)), Verdict::Fine, "{key}");
+        }
+        assert!(idle(&judge(Consumers, "ReaderThreads", Some("4"))));
+        assert!(idle(&judge(Consumers, "useconsumergroup", Some("false"))));
+        assert_eq!(judge(Root, "Delivery", Some("Ordered")), Verdict::Unknown);
+    }
+}

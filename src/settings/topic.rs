@@ -1,0 +1,35 @@
+//! The settings of one topic.
+
+use super::codec::{Codec, Flag, Opt, Whole, choice};
+
+section! {
+    /// How one topic is laid out and trimmed. An entry of `Topics`, under the topic's name.
+    pub struct TopicSettings in Topics {
+        /// How many partitions the topic has. Unset: the count recorded on the server, or 2 for a
+        /// topic that does not exist yet.
+        partitions: Option<u32> = None, "Partitions", Opt(Whole("partitions", 1, 65_536)),
+            set(n: u32) Some(n);
+        /// How many messages a partition keeps. Publishing trims what is above, read or not: choose
+        /// it well above what arrives during the longest outage of a consumer.
+        max_len: u64 = 10_000, "MaxLen", Whole("messages", 1, i64::MAX as u64);
+        /// How publishing trims: `Approx` to `MaxLen` or somewhat more (cheap), `Exact` to the
+        /// message, `None` never (memory grows without end; refused unless `AllowUntrimmed` is set
+        /// or the environment is Development).
+        trim: Trim = Trim::Approx, "Trim", choice::<Trim>();
+        /// Whether all partitions live in one cluster slot. False spreads them over a cluster,
+        /// without transactions across partitions.
+        co_locate_partitions: bool = true, "CoLocatePartitions", Flag;
+    }
+}
+
+choices! {
+    /// How publishing trims a partition.
+    pub enum Trim {
+        /// To `MaxLen` or somewhat more, in whole blocks; cheap.
+        Approx,
+        /// To exactly `MaxLen`.
+        Exact,
+        /// Never.
+        None,
+    }
+}
