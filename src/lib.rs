@@ -4,5 +4,7 @@ mod backoff;
 mod clock;
 mod error;
 mod quiet;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
