@@ -18,6 +18,8 @@ mod quiet;
 mod sync;
 mod wire;
 mod settings;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
