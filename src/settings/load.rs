@@ -362,7 +362,7 @@ mod tests {
         let names: Vec<_> = names.trim_start_matches("one of ").split(", ").collect();
         let name = names[pick as usize % names.len()].to_string();
         let number = (4096 + pick % 50_000).to_string();
-        let flag = (pick % 2 == 0).to_string();
+        let flag = pick.is_multiple_of(2).to_string();
         let text = format!("text \"{pick}\"\n\\");
         let all = [
             number.clone(),

@@ -22,12 +22,8 @@ impl Problems {
 
     /// Refuses the value of one key.
     pub(super) fn refuse(&mut self, path: String, text: &str) {
-        let line = format!("{path}: {text}");
+        self.lines.push(format!("{path}: {text}"));
         self.failed.insert(path);
-        // a check after a failed load finds some things a second time
-        if !self.lines.contains(&line) {
-            self.lines.push(line);
-        }
     }
 
     /// Refuses values of one section that do not go together, naming the first of their keys.
