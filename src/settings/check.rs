@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::{
     ConsumerSettings, Persist, ReadMode, Settings, StartFrom, TopicSettings, Trim,
-    bind::{Problems, not_allowed, printable},
     key::{Key, Section},
+    problem::{Problems, not_allowed, printable},
 };
 use crate::error::Result;
 
@@ -262,4 +262,232 @@ fn oddities(s: &Settings) -> Vec<String> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::settings::{OnError, ProducerSettings};
+
+    fn refused(s: &Settings) -> Vec<String> {
+        let text = s.check().expect_err("it is refused").to_string();
+        let text = text
+            .strip_prefix("settings: ")
+            .expect("it is about settings");
+        text.lines().map(Into::into).collect()
+    }
+
+    #[test]
+    fn each_contradiction_is_refused_by_the_names_of_its_keys() {
+        let c = || ConsumerSettings::new("t");
+        let ms = Duration::from_millis;
+        for (consumer, path, also) in [
+            (ConsumerSettings::default(), "Topic", "missing"),
+            (c().topic(" "), "Topic", "blank"),
+            (
+                c().start_from(StartFrom::Date),
+                "StartFrom",
+                "StartFromDate",
+            ),
+            (
+                c().start_from_when_missing(StartFrom::Date),
+                "StartFromWhenMissing",
+                "StartFromDate",
+            ),
+            (
+                c().start_from_date(SystemTime::UNIX_EPOCH),
+                "StartFromDate",
+                "Date",
+            ),
+            (
+                c().start_from_when_missing(StartFrom::Stored),
+                "StartFromWhenMissing",
+                "Beginning, Now or Date",
+            ),
+            (c().persist(Persist::None), "Persist", "StartFrom"),
+            (
+                c().persist(Persist::SyncBatch).persist_interval(ms(5)),
+                "PersistIntervalMs",
+                "Persist is SyncBatch",
+            ),
+            (
+                c().persist(Persist::None)
+                    .start_from(StartFrom::Now)
+                    .persist_interval(ms(5)),
+                "PersistIntervalMs",
+                "Persist is None",
+            ),
+            (
+                c().persist(Persist::SyncMessage).backpressure_capacity(4),
+                "Backpressure:Capacity",
+                "Persist SyncMessage",
+            ),
+            (
+                c().max_idle_delay(ms(50)),
+                "MaxIdleDelayMs",
+                "ReadMode is Poll",
+            ),
+            (
+                c().read_mode(ReadMode::Poll).block(ms(1000)),
+                "BlockMs",
+                "ReadMode is Block",
+            ),
+            (
+                c().read_mode(ReadMode::Poll).spin(ms(1)),
+                "SpinMicros",
+                "ReadMode is Block",
+            ),
+            (c().batch_size(0), "BatchSize", "from 1 to"),
+            (
+                c().backpressure_capacity(0),
+                "Backpressure:Capacity",
+                "from 1 to",
+            ),
+            (c().block(Duration::ZERO), "BlockMs", "milliseconds"),
+            (
+                c().shutdown_timeout(Duration::MAX),
+                "ShutdownTimeoutSeconds",
+                "seconds",
+            ),
+        ] {
+            let lines = refused(&Settings::default().with_consumer(consumer));
+            assert_eq!(lines.len(), 1, "{lines:#?}");
+            assert!(
+                lines[0].starts_with(&format!("Streams:Consumers[0]:{path}: ")),
+                "{lines:#?}"
+            );
+            assert!(lines[0].contains(also), "{lines:#?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_together_is_accepted() {
+        let c = || ConsumerSettings::new("t");
+        for consumer in [
+            c(),
+            c().start_from(StartFrom::Date)
+                .start_from_date(SystemTime::UNIX_EPOCH),
+            c().start_from_when_missing(StartFrom::Date)
+                .start_from_date(SystemTime::UNIX_EPOCH),
+            c().persist(Persist::None).start_from(StartFrom::Now),
+            c().persist(Persist::SyncBatch),
+            c().persist(Persist::SyncBatch).backpressure_capacity(1),
+            c().persist(Persist::SyncBatch)
+                .backpressure_enabled(false)
+                .backpressure_capacity(1),
+            c().read_mode(ReadMode::Poll).max_idle_delay(Duration::ZERO),
+            c().block(Duration::from_hours(1))
+                .spin(Duration::from_micros(50)),
+            c().on_error(OnError::Fail)
+                .unhealthy_stopped(Duration::ZERO),
+            c().filter(["a", "b", ""]),
+        ] {
+            let s = Settings::default().with_consumer(consumer);
+            assert_eq!(s.check().unwrap(), Vec::<String>::new(), "{s:?}");
+        }
+    }
+
+    #[test]
+    fn reading_ahead_follows_from_capacity_and_persist() {
+        let c = ConsumerSettings::new("t");
+        assert!(c.reads_ahead());
+        assert!(!c.clone().persist(Persist::SyncMessage).reads_ahead());
+        assert!(!c.clone().backpressure_capacity(1).reads_ahead());
+        assert!(!c.backpressure_enabled(false).reads_ahead());
+    }
+
+    #[test]
+    fn a_topic_without_trimming_must_be_asked_for() {
+        let untrimmed = TopicSettings::default().trim(Trim::None);
+        let s = Settings::default().with_topic("orders", untrimmed.clone());
+        let lines = refused(&s);
+        assert!(
+            lines[0].starts_with("Streams:Topics:orders:Trim: "),
+            "{lines:#?}"
+        );
+        assert!(lines[0].contains("Production") && lines[0].contains("AllowUntrimmed"));
+        assert!(s.clone().allow_untrimmed(true).check().is_ok());
+        assert!(s.clone().environment("development").check().is_ok());
+        let env = |name, value| s.clone().overlay_env_with([(name, value)]).unwrap();
+        assert!(env("DOTNET_ENVIRONMENT", "Development").check().is_ok());
+        assert!(env("ASPNETCORE_ENVIRONMENT", "Staging").check().is_err());
+        let limited = s
+            .allow_untrimmed(true)
+            .with_topic("orders", untrimmed.max_len(10_000));
+        let lines = refused(&limited);
+        assert!(
+            lines[0].starts_with("Streams:Topics:orders:MaxLen: "),
+            "{lines:#?}"
+        );
+        assert!(lines[0].contains("Trim"));
+    }
+
+    #[test]
+    fn a_consumer_or_producer_that_is_there_twice_is_refused_with_both_places() {
+        let s = Settings::default()
+            .consumer("svc")
+            .with_consumer(ConsumerSettings::new("a"))
+            .with_consumer(ConsumerSettings::new("a").consumer("other"))
+            .with_producer(ProducerSettings::new("a"));
+        assert!(s.check().is_ok());
+        let lines = refused(
+            &s.with_consumer(ConsumerSettings::new("a").consumer("svc"))
+                .with_producer(ProducerSettings::new("a")),
+        );
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        for part in ["Consumers[2]", "Consumers[0]", "distinct Consumer name"] {
+            assert!(lines[0].contains(part), "{part} in {lines:#?}");
+        }
+        assert!(lines[1].contains("Producers[1]") && lines[1].contains("Producers[0]"));
+    }
+
+    #[test]
+    fn everything_is_reported_at_once() {
+        let s = Settings::default()
+            .key_prefix("")
+            .max_message_bytes(0)
+            .with_topic(" ", TopicSettings::default())
+            .with_topic("t", TopicSettings::default().partitions(0).max_len(0))
+            .with_consumer(ConsumerSettings::default().persist(Persist::None))
+            .with_producer(ProducerSettings::default());
+        let lines = refused(&s);
+        let paths: Vec<_> = lines
+            .iter()
+            .map(|l| l.split(": ").next().unwrap())
+            .collect();
+        assert_eq!(
+            paths,
+            [
+                "Streams:MaxMessageBytes",
+                "Streams:KeyPrefix",
+                "Streams:Topics: ",
+                "Streams:Topics:t:Partitions",
+                "Streams:Topics:t:MaxLen",
+                "Streams:Consumers[0]:Topic",
+                "Streams:Consumers[0]:Persist",
+                "Streams:Producers[0]:Topic",
+            ]
+            .map(|p| p.trim_end_matches([' ', ':'])),
+            "{lines:#?}"
+        );
+    }
+
+    #[test]
+    fn what_is_odd_but_harmless_is_a_warning() {
+        let s = Settings::default()
+            .with_topic("Orders", TopicSettings::default())
+            .with_consumer(
+                ConsumerSettings::new("orders")
+                    .backpressure_enabled(false)
+                    .backpressure_capacity(4),
+            );
+        let warnings = s.check().unwrap();
+        assert_eq!(warnings.len(), 2, "{warnings:#?}");
+        assert!(warnings[0].contains("Backpressure:Capacity"));
+        assert!(
+            warnings[1].contains("Streams:Topics:Orders") && warnings[1].contains("\"orders\"")
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! Keys of RedisEvents that are no keys of ours, so that a settings file can be shared and still
+//! Keys of `RedisEvents` that are no keys of ours, so that a settings file can be shared and still
 //! nothing is accepted that would then do nothing in silence.
 
 use super::key::Place;
@@ -74,8 +74,8 @@ const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
 pub(super) enum Verdict {
     /// It binds.
     Fine,
-    /// It binds and does nothing, which is worth a warning: why.
-    Idle(&'static str),
+    /// It binds and does nothing, which is worth a warning: its name, and why.
+    Idle(&'static str, &'static str),
     /// It is refused: why, and what to do.
     Refused(&'static str),
     /// Nobody knows it.
@@ -92,7 +92,7 @@ pub(super) fn judge(place: Place, key: &str, value: Option<&str>) -> Verdict {
     };
     match (refused, idle) {
         (Some(r), _) if !harmless(r) => Verdict::Refused(r.why),
-        (_, Some((_, _, why))) => Verdict::Idle(why),
+        (_, Some((_, key, why))) => Verdict::Idle(key, why),
         (Some(_), None) => Verdict::Fine,
         (None, None) => Verdict::Unknown,
     }
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn keys_of_peers_bind_warn_or_are_refused() {
         use Place::{Consumers, Producers, Root, Topics};
-        let idle = |v: &Verdict| matches!(v, Verdict::Idle(_));
+        let idle = |v: &Verdict| matches!(v, Verdict::Idle(..));
         let refused = |v: &Verdict| matches!(v, Verdict::Refused(_));
         for (place, key, value) in [
             (Consumers, "Delivery", "workqueue"),

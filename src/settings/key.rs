@@ -71,6 +71,7 @@ pub(crate) struct Key<S> {
     pub(crate) name: &'static str,
     pub(crate) alias: Option<&'static str>,
     /// The field of `S` that holds it.
+    #[cfg(test)]
     pub(crate) field: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) unit: fn() -> &'static str,
@@ -150,6 +151,7 @@ macro_rules! section {
                 $( $crate::settings::key::Key {
                     name: $key,
                     alias: section!(@alias $($alias)?),
+                    #[cfg(test)]
                     field: stringify!($field),
                     meaning: concat!($($doc),+),
                     unit: || $codec.unit(),

@@ -9,6 +9,7 @@ mod codec;
 mod consumer;
 mod foreign;
 mod load;
+mod problem;
 mod producer;
 mod root;
 mod secret;

@@ -59,7 +59,7 @@ section! {
         publish_timeout: Duration = Duration::from_secs(5), "PublishTimeoutMs",
             millis(1, 3_600_000);
         /// How long start waits for a server that answers but is not ready, as while it loads its data.
-        start_timeout: Duration = Duration::from_secs(60), "StartTimeoutMs",
+        start_timeout: Duration = Duration::from_mins(1), "StartTimeoutMs",
             millis(1, 86_400_000);
         /// Larger messages are refused before anything is sent.
         max_message_bytes: u32 = 64 << 20, "MaxMessageBytes", Whole("bytes", 1, 512 << 20);

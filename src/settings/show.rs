@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::{
     ConsumerSettings, ProducerSettings, Settings, TopicSettings,
-    bind::printable,
     key::{Key, Origin, Section},
+    problem::printable,
 };
 
 impl Settings {
@@ -40,10 +40,10 @@ fn values<S: Section>(section: &S) -> String {
             (false, _) => continue,
         };
         let by = match section.marks().of(key.name) {
-            _ if !section.is_set(key.name) => "",
+            None => "",
             Some(Origin::File) => " (file)",
             Some(Origin::Environment) => " (env)",
-            Some(Origin::Code) | None => " (code)",
+            Some(Origin::Code) => " (code)",
         };
         out.push(format!("{}={shown}{by}", key.name));
     }

@@ -116,17 +116,16 @@ struct Flatten<'a> {
 }
 
 impl Flatten<'_> {
-    fn leaf<E>(self, leaf: Leaf) -> Result<(), E> {
+    fn leaf(self, leaf: Leaf) {
         self.out.push(Pair {
             path: self.path,
             leaf,
             variable: None,
         });
-        Ok(())
     }
 
-    fn text<E>(self, text: &impl fmt::Display) -> Result<(), E> {
-        self.leaf(Leaf::Text(text.to_string()))
+    fn text(self, text: &impl fmt::Display) {
+        self.leaf(Leaf::Text(text.to_string()));
     }
 
     fn below(&mut self, name: String) -> Flatten<'_> {
@@ -155,27 +154,33 @@ impl<'de> Visitor<'de> for Flatten<'_> {
     }
 
     fn visit_bool<E>(self, v: bool) -> Result<(), E> {
-        self.text(&v)
+        self.text(&v);
+        Ok(())
     }
 
     fn visit_i64<E>(self, v: i64) -> Result<(), E> {
-        self.text(&v)
+        self.text(&v);
+        Ok(())
     }
 
     fn visit_u64<E>(self, v: u64) -> Result<(), E> {
-        self.text(&v)
+        self.text(&v);
+        Ok(())
     }
 
     fn visit_f64<E>(self, v: f64) -> Result<(), E> {
-        self.text(&v)
+        self.text(&v);
+        Ok(())
     }
 
     fn visit_str<E>(self, v: &str) -> Result<(), E> {
-        self.text(&v)
+        self.text(&v);
+        Ok(())
     }
 
     fn visit_unit<E>(self) -> Result<(), E> {
-        self.leaf(Leaf::Null)
+        self.leaf(Leaf::Null);
+        Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
@@ -185,10 +190,9 @@ impl<'de> Visitor<'de> for Flatten<'_> {
             empty = false;
         }
         if empty {
-            self.leaf(Leaf::Empty)
-        } else {
-            Ok(())
+            self.leaf(Leaf::Empty);
         }
+        Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
@@ -200,10 +204,9 @@ impl<'de> Visitor<'de> for Flatten<'_> {
             count += 1;
         }
         if count == 0 {
-            self.leaf(Leaf::Empty)
-        } else {
-            Ok(())
+            self.leaf(Leaf::Empty);
         }
+        Ok(())
     }
 }
 
