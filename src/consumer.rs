@@ -15,12 +15,11 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    Action, Batch, BatchHandler, ConsumerSettings, Error, ErrorKind, HandlerResult, LaneState, Message,
-    MessageHandler, OnError, PartitionStatus, Persist, ReadMode, Result, Snapshot, StartFrom,
-    StreamId, Streams, TypedHandler, clock,
+    Action, Batch, BatchHandler, ConsumerSettings, Error, ErrorKind, HandlerResult, LaneState,
+    Message, MessageHandler, OnError, PartitionStatus, Persist, ReadMode, Result, Snapshot,
+    StartFrom, StreamId, Streams, TypedHandler, clock,
     consume::{
-        Classify, Flusher, Handler, HandlerFactory, Lane, LaneEnd, PAUSE, Plan, PositionStore, Seat,
-        last_entry,
+        Classify, Flusher, Handler, HandlerFactory, Lane, LaneEnd, PAUSE, Plan, Seat, last_entry,
     },
     handler::Typed,
     monitor::Monitor,
@@ -36,7 +35,9 @@ const CLOSING: u32 = 1 << 2;
 #[must_use = "a consumer does nothing before `start`"]
 pub struct ConsumerBuilder<H = NoHandler> {
     streams: Streams,
-    settings: ConsumerSettings,
+    seed: Seed,
+    name: Option<String>,
+    changes: Vec<Change>,
     classify: Option<Classify>,
     on_lane_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
     on_fail: Option<FailHook>,
@@ -56,22 +57,44 @@ impl fmt::Debug for HasHandler {
     }
 }
 
+/// Where a consumer's settings begin.
+#[derive(Clone, Debug)]
+enum Seed {
+    /// The entry for this topic, chosen once the name is known.
+    Topic(String),
+    Entry(Box<ConsumerSettings>),
+}
+
+/// What code says, which goes before what the settings say.
+type Change = Box<dyn FnOnce(ConsumerSettings) -> ConsumerSettings + Send>;
+
 type FailHook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 impl<H: fmt::Debug> fmt::Debug for ConsumerBuilder<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsumerBuilder")
-            .field("settings", &self.settings)
+            .field("seed", &self.seed)
+            .field("name", &self.name)
             .field("handler", &self.handler)
             .finish_non_exhaustive()
     }
 }
 
 impl ConsumerBuilder {
-    pub(crate) fn new(streams: Streams, settings: ConsumerSettings) -> Self {
+    pub(crate) fn of_topic(streams: Streams, topic: String) -> Self {
+        Self::new(streams, Seed::Topic(topic))
+    }
+
+    pub(crate) fn of_entry(streams: Streams, entry: ConsumerSettings) -> Self {
+        Self::new(streams, Seed::Entry(Box::new(entry)))
+    }
+
+    fn new(streams: Streams, seed: Seed) -> Self {
         Self {
             streams,
-            settings,
+            seed,
+            name: None,
+            changes: Vec::new(),
             classify: None,
             on_lane_start: None,
             on_fail: None,
@@ -105,7 +128,9 @@ impl ConsumerBuilder {
         F: Fn(u32) -> T + Send + Sync + 'static,
         T: TypedHandler + 'static,
     {
-        self.handled_by(Arc::new(move |p| Handler::Messages(Box::new(Typed::new(make(p))))))
+        self.handled_by(Arc::new(move |p| {
+            Handler::Messages(Box::new(Typed::new(make(p))))
+        }))
     }
 
     /// Handles messages one by one with one function that all lanes share, several at a time.
@@ -135,7 +160,9 @@ impl ConsumerBuilder {
     fn handled_by(self, factory: HandlerFactory) -> ConsumerBuilder<HasHandler> {
         ConsumerBuilder {
             streams: self.streams,
-            settings: self.settings,
+            seed: self.seed,
+            name: self.name,
+            changes: self.changes,
             classify: self.classify,
             on_lane_start: self.on_lane_start,
             on_fail: self.on_fail,
@@ -148,88 +175,90 @@ impl ConsumerBuilder {
 impl<H> ConsumerBuilder<H> {
     /// The consumer's name: positions are stored under it. Default: the `Consumer` of the settings, else
     /// the executable's name.
-    pub fn name(self, name: impl Into<String>) -> Self {
-        self.with(|s| s.consumer(name))
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
     }
 
     /// The most messages in one batch.
     pub fn batch_size(self, messages: u32) -> Self {
-        self.with(|s| s.batch_size(messages))
+        self.with(move |s| s.batch_size(messages))
     }
 
     /// How many bytes one read aims at.
     pub fn batch_bytes(self, bytes: u32) -> Self {
-        self.with(|s| s.batch_bytes(bytes))
+        self.with(move |s| s.batch_bytes(bytes))
     }
 
     /// How long one read waits in the server.
     pub fn block(self, at_most: Duration) -> Self {
-        self.with(|s| s.block(at_most))
+        self.with(move |s| s.block(at_most))
     }
 
     /// How much later than `block` an answer may come before the connection is given up.
     pub fn read_slack(self, slack: Duration) -> Self {
-        self.with(|s| s.read_slack(slack))
+        self.with(move |s| s.read_slack(slack))
     }
 
     /// Whether reads wait in the server or poll.
     pub fn read_mode(self, mode: ReadMode) -> Self {
-        self.with(|s| s.read_mode(mode))
+        self.with(move |s| s.read_mode(mode))
     }
 
     /// The longest pause between polls.
     pub fn max_idle_delay(self, delay: Duration) -> Self {
-        self.with(|s| s.max_idle_delay(delay))
+        self.with(move |s| s.max_idle_delay(delay))
     }
 
     /// How long to look for an answer without sleeping.
     pub fn spin(self, spin: Duration) -> Self {
-        self.with(|s| s.spin(spin))
+        self.with(move |s| s.spin(spin))
     }
 
     /// When positions are stored.
     pub fn persist(self, persist: Persist) -> Self {
-        self.with(|s| s.persist(persist))
+        self.with(move |s| s.persist(persist))
     }
 
     /// How long after a message is finished its position is stored.
     pub fn persist_interval(self, interval: Duration) -> Self {
-        self.with(|s| s.persist_interval(interval))
+        self.with(move |s| s.persist_interval(interval))
     }
 
     /// What an ordinary failure of the handler does.
     pub fn on_error(self, policy: OnError) -> Self {
-        self.with(|s| s.on_error(policy))
+        self.with(move |s| s.on_error(policy))
     }
 
     /// Where to begin.
     pub fn start_from(self, from: StartFrom) -> Self {
-        self.with(|s| s.start_from(from))
+        self.with(move |s| s.start_from(from))
     }
 
     /// Begins with the first message of this moment or later.
     pub fn start_from_date(self, moment: SystemTime) -> Self {
-        self.with(|s| s.start_from(StartFrom::Date).start_from_date(moment))
+        self.with(move |s| s.start_from(StartFrom::Date).start_from_date(moment))
     }
 
     /// Where to begin when nothing is stored.
     pub fn start_from_when_missing(self, from: StartFrom) -> Self {
-        self.with(|s| s.start_from_when_missing(from))
+        self.with(move |s| s.start_from_when_missing(from))
     }
 
     /// The message types to handle; all others are passed over.
     pub fn filter(self, types: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.with(|s| s.filter(types))
+        let types: Vec<String> = types.into_iter().map(Into::into).collect();
+        self.with(move |s| s.filter(types))
     }
 
     /// Whether the next batch is read while one is handled.
     pub fn read_ahead(self, on: bool) -> Self {
-        self.with(|s| s.backpressure_enabled(on))
+        self.with(move |s| s.backpressure_enabled(on))
     }
 
     /// How long stopping waits for handlers.
     pub fn shutdown_timeout(self, timeout: Duration) -> Self {
-        self.with(|s| s.shutdown_timeout(timeout))
+        self.with(move |s| s.shutdown_timeout(timeout))
     }
 
     /// Says what an error type means, for errors thrown with a bare `?`: `None` leaves it an ordinary
@@ -274,9 +303,31 @@ impl<H> ConsumerBuilder<H> {
         self
     }
 
-    fn with(mut self, change: impl FnOnce(ConsumerSettings) -> ConsumerSettings) -> Self {
-        self.settings = change(self.settings);
+    fn with(
+        mut self,
+        change: impl FnOnce(ConsumerSettings) -> ConsumerSettings + Send + 'static,
+    ) -> Self {
+        self.changes.push(Box::new(change));
         self
+    }
+
+    /// What the settings say and code says on top.
+    fn settle(
+        streams: &Streams,
+        seed: Seed,
+        name: Option<String>,
+        changes: Vec<Change>,
+    ) -> Result<ConsumerSettings> {
+        let all = streams.settings();
+        let seed = match (seed, name) {
+            (Seed::Topic(topic), Some(name)) => all.consumer_named(&topic, &name),
+            (Seed::Topic(topic), None) => all.consumer_for(&topic)?,
+            (Seed::Entry(entry), Some(name)) => entry.consumer(name),
+            (Seed::Entry(entry), None) => *entry,
+        };
+        Ok(changes
+            .into_iter()
+            .fold(seed, |settings, change| change(settings)))
     }
 }
 
@@ -292,7 +343,17 @@ impl ConsumerBuilder<HasHandler> {
     /// Settings that contradict one another, a consumer of this topic and name that runs in this process
     /// already, a topic that does not fit its settings, or a server that cannot be reached.
     pub fn start(self) -> Result<Consumer> {
-        let ConsumerBuilder { streams, settings, classify, on_lane_start, on_fail, handler } = self;
+        let ConsumerBuilder {
+            streams,
+            seed,
+            name,
+            changes,
+            classify,
+            on_lane_start,
+            on_fail,
+            handler,
+        } = self;
+        let settings = Self::settle(&streams, seed, name, changes)?;
         let prepared = streams.prepare(&settings)?;
         let persisted = prepared.settings.persist != Persist::None;
         let table = Arc::new(Table::new(prepared.starts.len() as u32));
@@ -302,7 +363,7 @@ impl ConsumerBuilder<HasHandler> {
             }
         }
         let plan = Arc::new(Plan {
-            read: Arc::new(prepared.read_plan),
+            read: Arc::clone(&prepared.read_plan),
             read_ahead: prepared.settings.reads_ahead(),
             idle_cap: prepared.settings.max_idle_delay,
             persist: prepared.settings.persist,
@@ -310,7 +371,7 @@ impl ConsumerBuilder<HasHandler> {
             classify,
             factory: handler.0,
             on_start: on_lane_start,
-            pool: prepared.pool,
+            pool: prepared.pool.clone(),
             target: Arc::clone(&prepared.target),
             store: prepared.store.clone(),
         });
@@ -342,7 +403,10 @@ impl ConsumerBuilder<HasHandler> {
             lanes,
             _name: prepared.name_guard,
         });
-        let consumer = Consumer { shared: Arc::clone(&shared), streams: streams.clone() };
+        let consumer = Consumer {
+            shared: Arc::clone(&shared),
+            streams: streams.clone(),
+        };
         if persisted {
             let flusher = Flusher::new(
                 format!("{}/{}", shared.topic, shared.name),
@@ -401,7 +465,10 @@ struct Live {
 
 impl Live {
     fn new(n: usize) -> Self {
-        Self { count: Mutex::new(n), changed: Condvar::new() }
+        Self {
+            count: Mutex::new(n),
+            changed: Condvar::new(),
+        }
     }
 
     fn leave(&self) {
@@ -464,7 +531,11 @@ impl Shared {
         // A handle of the user's would keep everything alive; the lane must not.
         let streams = streams.downgrade();
         let Some(writer) = self.table.writer(seat.partition) else {
-            return Err(Error::new(ErrorKind::Stopped, "start", "the partition has a lane already"));
+            return Err(Error::new(
+                ErrorKind::Stopped,
+                "start",
+                "the partition has a lane already",
+            ));
         };
         let name = format!("lane{}-{}", seat.partition, seat.topic);
         self.spawn(name, move || {
@@ -474,7 +545,9 @@ impl Shared {
                     seat.monitor.enter(LaneState::Stopped, &why);
                     log::warn!(
                         "{}[{}]/{}: the partition has stopped while the others go on: {why}",
-                        seat.topic, seat.partition, seat.consumer
+                        seat.topic,
+                        seat.partition,
+                        seat.consumer
                     );
                 }
                 LaneEnd::Failed(e) => {
@@ -490,7 +563,10 @@ impl Shared {
     }
 
     fn spawn(&self, name: String, f: impl FnOnce() + Send + 'static) -> Result<()> {
-        let t = thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(f);
+        let t = thread::Builder::new()
+            .name(name)
+            .stack_size(STACK_BYTES)
+            .spawn(f);
         let t = t.map_err(|e| Error::io("start a thread", e))?;
         self.threads.lock().push(t);
         Ok(())
@@ -515,7 +591,9 @@ impl Shared {
             self.join();
         }
         Stopped {
-            positions: (0..self.table.len()).map(|p| self.table.load(p).id).collect(),
+            positions: (0..self.table.len())
+                .map(|p| self.table.load(p).id)
+                .collect(),
             unsaved: self.unsaved.lock().clone(),
             still_running: self
                 .lanes
@@ -640,12 +718,18 @@ impl Consumer {
     /// Holds all partitions: no handler call starts until [`resume`](Self::resume), and positions stay.
     /// Calls that run are not waited for.
     pub fn pause(&self) {
-        self.shared.lanes.iter().for_each(|l| l.seat.interrupt.set(PAUSE));
+        self.shared
+            .lanes
+            .iter()
+            .for_each(|l| l.seat.interrupt.set(PAUSE));
     }
 
     /// Lets all partitions go on.
     pub fn resume(&self) {
-        self.shared.lanes.iter().for_each(|l| l.seat.interrupt.clear(PAUSE));
+        self.shared
+            .lanes
+            .iter()
+            .for_each(|l| l.seat.interrupt.clear(PAUSE));
     }
 
     /// Holds one partition. False when there is no such partition.
@@ -675,10 +759,15 @@ impl Consumer {
     fn await_tail(&self, until: Instant) -> Result<()> {
         let tails = self.streams.on_control(|connection, timeout| {
             let keys = self.shared.stream_keys.iter();
-            keys.map(|key| last_entry(connection, key, timeout)).collect::<Result<Vec<_>>>()
+            keys.map(|key| last_entry(connection, key, timeout))
+                .collect::<Result<Vec<_>>>()
         })?;
         let empty_reads = |p: usize| {
-            self.shared.lanes[p].seat.monitor.empty_reads.load(Ordering::Relaxed)
+            self.shared.lanes[p]
+                .seat
+                .monitor
+                .empty_reads
+                .load(Ordering::Relaxed)
         };
         let before: Vec<u64> = (0..tails.len()).map(empty_reads).collect();
         let mut left: BTreeSet<usize> = (0..tails.len()).collect();
@@ -692,13 +781,18 @@ impl Consumer {
             });
             let Some(p) = left.first() else { return Ok(()) };
             let status = self.shared.statuses().nth(*p);
-            let told = status.map(|s| format!("{s} is {:?} {}", s.state, s.reason)).unwrap_or_default();
+            let told = status
+                .map(|s| format!("{s} is {:?} {}", s.state, s.reason))
+                .unwrap_or_default();
             let ended = self.shared.lanes[*p].seat.monitor.state() == LaneState::Stopped;
             if ended {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));
             }
             if clock::now() >= until {
-                let what = format!("{} partitions did not reach their end in time: {told}", left.len());
+                let what = format!(
+                    "{} partitions did not reach their end in time: {told}",
+                    left.len()
+                );
                 return Err(Error::new(ErrorKind::Timeout, "drain", what));
             }
             pause.sleep(DRAIN_TICK, STOP);

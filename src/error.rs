@@ -294,6 +294,26 @@ impl Error {
         self
     }
 
+    /// The same error for another call that it ended too. What caused it becomes part of its text.
+    #[cold]
+    pub(crate) fn again(&self) -> Self {
+        let e = &*self.0;
+        let message = match &e.source {
+            Some(source) => Cow::Owned(format!("{}: {source}", e.message)),
+            None => e.message.clone(),
+        };
+        Self(Box::new(Repr {
+            kind: e.kind,
+            outcome: e.outcome,
+            operation: e.operation.clone(),
+            key: e.key.clone(),
+            endpoint: e.endpoint.clone(),
+            message,
+            server: e.server.clone(),
+            source: None,
+        }))
+    }
+
     /// What happened, without the place it happened at.
     pub(crate) fn message(&self) -> &str {
         &self.0.message

@@ -10,13 +10,14 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist, Publisher,
-    ReadMode, Result, Settings, clock,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist,
+    Publisher, ReadMode, Result, Settings,
     backoff::jittered,
     batch::{ArenaPool, Filter},
+    clock,
     consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
     consumer::Shared,
-    net::{Connection, Gate, Interrupt, STOP, Target},
+    net::{self, Connection, Gate, Interrupt, STOP, Target},
     observe::evaluate,
     publish::{PublishPlan, Topic, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
@@ -75,7 +76,7 @@ pub(crate) struct Prepared {
     pub(crate) streams: Vec<Box<[u8]>>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
-    pub(crate) read_plan: ReadPlan,
+    pub(crate) read_plan: Arc<ReadPlan>,
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
     pub(crate) flusher_name: String,
@@ -120,7 +121,7 @@ impl Streams {
     /// Every setting that is wrong, all at once; or a server that cannot be reached or refuses the login.
     pub fn open(settings: Settings) -> Result<Self> {
         let warnings = settings.check()?;
-        let target = Arc::new(settings.target()?);
+        let target = Arc::new(target_of(&settings)?);
         let lookup = |name: &str| env::var(name).ok();
         let inner = Inner {
             keys: Keys::with_prefix(&settings.key_prefix)?,
@@ -135,8 +136,14 @@ impl Streams {
         for w in warnings {
             log::warn!("{w}");
         }
-        log::info!("streamlane {}: {}", env!("CARGO_PKG_VERSION"), inner.settings.summary());
-        let streams = Self { inner: Arc::new(inner) };
+        log::info!(
+            "streamlane {}: {}",
+            env!("CARGO_PKG_VERSION"),
+            inner.settings.summary()
+        );
+        let streams = Self {
+            inner: Arc::new(inner),
+        };
         match streams.dial("streams") {
             Ok(mut c) => advise(&mut c),
             Err(e) if streams.inner.target.wait_for_server() && e.is_retryable() => {
@@ -160,7 +167,13 @@ impl Streams {
     pub fn publisher(&self, topic: impl Into<String>) -> Result<Publisher> {
         let topic = topic.into();
         check_topic(&topic)?;
-        let Inner { settings, target, keys, pod, .. } = &*self.inner;
+        let Inner {
+            settings,
+            target,
+            keys,
+            pod,
+            ..
+        } = &*self.inner;
         Ok(Publisher::new(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
@@ -184,12 +197,18 @@ impl Streams {
     ///
     /// There are not that many entries.
     pub fn consumer_at(&self, index: usize) -> Result<ConsumerBuilder> {
-        Ok(ConsumerBuilder::new(self.clone(), self.inner.settings.consumer_at(index)?))
+        Ok(ConsumerBuilder::of_entry(
+            self.clone(),
+            self.inner.settings.consumer_at(index)?,
+        ))
     }
 
     /// A snapshot of every partition of every consumer that was started here and still has a handle.
     pub fn partitions(&self) -> Vec<PartitionStatus> {
-        self.running().iter().flat_map(|c| c.statuses().collect::<Vec<_>>()).collect()
+        self.running()
+            .iter()
+            .flat_map(|c| c.statuses().collect::<Vec<_>>())
+            .collect()
     }
 
     /// A verdict over everything consumed here, from atomics: it asks no server.
@@ -264,13 +283,14 @@ impl Streams {
     /// it is not ready.
     pub(crate) fn prepare(&self, entry: &ConsumerSettings) -> Result<Prepared> {
         let inner = &*self.inner;
-        let settings = inner.settings.effective(entry)?;
+        let settings = checked(&inner.settings, entry)?;
         let (topic, consumer) = (settings.topic.clone(), inner.settings.name_of(&settings));
         check_topic(&topic)?;
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
-        let (described, starts) = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        let (described, starts) =
+            self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -283,8 +303,8 @@ impl Streams {
         };
         Ok(Prepared {
             pool: ArenaPool::new(read_plan.arena_bytes()),
-            read_plan,
-            topic: topic.as_str().into(),
+            read_plan: Arc::new(read_plan),
+            topic: Arc::from(&*topic),
             flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
             consumer: consumer.into(),
             streams: described.streams,
@@ -305,7 +325,12 @@ impl Streams {
         consumer: &str,
         store: &mut PositionStore,
     ) -> Result<(Topic, Vec<Stored>)> {
-        let Inner { keys, instance, settings: all, .. } = &*self.inner;
+        let Inner {
+            keys,
+            instance,
+            settings: all,
+            ..
+        } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
         let topic = ensure(c, keys, name, &all.topic(name), timeout)?;
         let places = Places {
@@ -360,7 +385,9 @@ impl WeakStreams {
     /// Ends everything with this error. Called on a lane, so it waits for nothing.
     pub(crate) fn fail(&self, error: Error) {
         log::error!("stopping every consumer: {error}");
-        let Some(inner) = self.0.upgrade() else { return };
+        let Some(inner) = self.0.upgrade() else {
+            return;
+        };
         let streams = Streams { inner };
         streams.running().iter().for_each(|c| c.signal_stop());
         let mut end = streams.inner.end.lock();
@@ -398,12 +425,47 @@ impl Drop for NameGuard {
     }
 }
 
+/// The server that settings name.
+fn target_of(settings: &Settings) -> Result<Target> {
+    let Some(text) = &settings.connection_string else {
+        return Err(Error::config(
+            "Streams:ConnectionString: no server is given; say redis://host:6379 or host:port,password=…",
+        ));
+    };
+    let mut target = Target::parse(text.reveal())?;
+    if let Some(name) = &settings.username {
+        target = target.with_username(name);
+    }
+    if let Some(password) = &settings.password {
+        target = target.with_password(net::Secret::new(password.reveal().as_bytes()));
+    }
+    if let Some(db) = settings.database {
+        target = target.with_db(db);
+    }
+    Ok(target)
+}
+
+/// A consumer's settings, after the same checks that those of a file go through.
+fn checked(all: &Settings, entry: &ConsumerSettings) -> Result<ConsumerSettings> {
+    let mut one = all.clone();
+    one.consumers = vec![entry.clone()];
+    one.check()?;
+    Ok(entry.clone())
+}
+
 /// One look at what the server would lose, silent where it is not permitted.
 fn advise(connection: &mut Connection) {
     let mut cmd = redis::cmd("CONFIG");
-    cmd.arg("GET").arg("save").arg("appendonly").arg("maxmemory").arg("maxmemory-policy");
-    let Ok(answer) = connection.call(&cmd, ADVICE_TIMEOUT) else { return };
-    let Ok(config) = redis::from_redis_value::<std::collections::HashMap<String, String>>(answer) else {
+    cmd.arg("GET")
+        .arg("save")
+        .arg("appendonly")
+        .arg("maxmemory")
+        .arg("maxmemory-policy");
+    let Ok(answer) = connection.call(&cmd, ADVICE_TIMEOUT) else {
+        return;
+    };
+    let Ok(config) = redis::from_redis_value::<std::collections::HashMap<String, String>>(answer)
+    else {
         return;
     };
     for line in advice(|key| config.get(key).map(String::as_str)) {
@@ -452,7 +514,10 @@ mod tests {
         assert!(of(&[("save", ""), ("appendonly", "no")])[0].contains("nothing on disk"));
         assert!(of(&[("maxmemory", "0"), ("maxmemory-policy", "allkeys-lru")]).is_empty());
         assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "noeviction")]).is_empty());
-        assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "allkeys-lru")])[0].contains("whole topics"));
+        assert!(
+            of(&[("maxmemory", "1"), ("maxmemory-policy", "allkeys-lru")])[0]
+                .contains("whole topics")
+        );
         assert!(of(&[("maxmemory", "1"), ("maxmemory-policy", "volatile-ttl")])[0].contains("TTL"));
         assert!(of(&[]).is_empty(), "nothing known, nothing said");
     }

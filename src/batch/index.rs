@@ -298,7 +298,7 @@ impl Index {
         let mut seen = Seen::default();
         for _ in 0..fields {
             let name = match c.one_byte() {
-                Some(byte) => Field::of_byte(byte),
+                Some(byte) => Field::of(&[byte]),
                 None => match c.text()? {
                     Some(name) => Field::of(name.of(bytes)),
                     None => Field::Other,

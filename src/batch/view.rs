@@ -203,6 +203,14 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
+    pub(crate) fn new(arena: &'a [u8], record: &'a Record, context: &'a Context) -> Self {
+        Self {
+            arena,
+            record,
+            context,
+        }
+    }
+
     /// The id the server gave it: unique in its partition, and the same whenever it is handed over.
     pub fn id(&self) -> StreamId {
         self.record.id

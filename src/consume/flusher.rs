@@ -32,7 +32,7 @@ pub(crate) struct Flusher {
     stored: Vec<u64>,
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
-    replies: Inbox,
+    inbox: Inbox,
     failing_since: Option<Instant>,
     quiet: Quiet,
     timeout: Duration,
@@ -60,7 +60,7 @@ impl Flusher {
             stored,
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
-            replies: Inbox::default(),
+            inbox: Inbox::default(),
             failing_since: None,
             quiet: Quiet::default(),
             timeout,
@@ -141,7 +141,7 @@ impl Flusher {
                 self.timeout,
             )?),
         };
-        self.replies
+        self.inbox
             .exchange(connection, &self.commands, n, self.timeout)
             .map_err(|e| {
                 self.connection = None;

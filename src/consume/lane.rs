@@ -84,7 +84,7 @@ pub(crate) struct Lane {
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
     commands: Vec<u8>,
-    replies: Inbox,
+    inbox: Inbox,
     trouble: Option<Trouble>,
     quiet_trouble: Quiet,
     idle: IdleLadder,
@@ -124,14 +124,14 @@ impl Lane {
             let what = format!("the lane panicked: {}", panic_text(&*panic));
             seat.monitor.enter(LaneState::Refused, &what);
             // The logger may be what panicked.
-            let _ = catch_unwind(|| {
+            let _ = catch_unwind(AssertUnwindSafe(|| {
                 log::error!(
                     "{}[{}]/{}: {what}; it begins anew",
                     seat.topic,
                     seat.partition,
                     seat.consumer
                 );
-            });
+            }));
             seat.interrupt.sleep(RETRY, STOP);
             match table() {
                 Some(w) if seat.interrupt.bits() & STOP == 0 => writer = w,
@@ -172,7 +172,7 @@ impl Lane {
             store: plan.store.clone(),
             unsaved: None,
             commands: Vec::with_capacity(256),
-            replies: Inbox::default(),
+            inbox: Inbox::default(),
             trouble: None,
             quiet_trouble: Quiet::default(),
             idle: IdleLadder::new(if plan.read.block.is_some() {
@@ -304,8 +304,8 @@ impl Lane {
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
         };
-        self.replies
-            .exchange(connection, &self.commands, n, self.plan.read.slack)
+        self.inbox
+            .exchange(connection, &self.commands, n, self.plan.read.patience())
     }
 
     /// A read found nothing: everything there is has been handled.

@@ -8,6 +8,7 @@ use crate::{
     clock,
     error::{Error, ErrorKind},
     net::{Connection, Interrupt, Target, resp},
+    wire::ID_MAX,
 };
 
 use super::sizing::Sizing;
@@ -34,6 +35,11 @@ impl ReadPlan {
     /// overshoot of a last entry.
     pub(crate) fn arena_bytes(&self) -> usize {
         self.batch_bytes + self.batch_bytes / 4
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.block.unwrap_or_default() + self.slack
     }
 
     /// Inbox larger than this are used up to their last whole entry.
@@ -112,6 +118,10 @@ impl Reader {
         }
     }
 
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
     pub(crate) fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
@@ -131,13 +141,12 @@ impl Reader {
 
     pub(crate) fn connect(&mut self) -> Result<()> {
         let timeout = self.plan.connect_timeout;
-        let mut c = Connection::dial(
+        let c = Connection::dial(
             &self.target,
             &self.client_name,
             Some(&self.interrupt),
             timeout,
         )?;
-        c.set_read_timeout(self.plan.block.unwrap_or_default() + self.plan.slack)?;
         self.connection = Some(c);
         Ok(())
     }
@@ -159,13 +168,11 @@ impl Reader {
         self.out.clear();
         self.out.extend_from_slice(before);
         self.out.extend_from_slice(&self.head);
-        resp::arg(&mut self.out, self.cursor.encode(&mut Default::default()));
+        resp::arg(&mut self.out, self.cursor.encode(&mut [0; ID_MAX]));
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        connection
-            .send(&self.out)
-            .inspect_err(|_| self.asked = None)?;
+        connection.send(&self.out, self.plan.slack)?;
         self.asked = Some(count);
         Ok(())
     }
@@ -270,11 +277,13 @@ impl Reader {
             }
         }
         let room = self.arena.room();
-        let received = if self.plan.spin.is_zero() || partial {
-            connection.recv(room)
+        // The rest of a reply is on its way already.
+        let spin = if partial {
+            Duration::ZERO
         } else {
-            connection.recv_spin(room, self.plan.spin)
+            self.plan.spin
         };
+        let received = connection.recv_spin(room, spin, self.plan.patience());
         match received {
             Ok(n) => {
                 self.arena.filled(n);

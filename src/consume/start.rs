@@ -6,7 +6,7 @@ use crate::{
     Error, Result, StartFrom, StreamId,
     error::ErrorKind,
     net::Connection,
-    wire::{InstanceId, PositionValue},
+    wire::{InstanceId, POSITION_MAX, PositionValue},
 };
 
 use super::store::{PositionStore, Stored};
@@ -221,7 +221,7 @@ fn keep(
                 id: s.id,
                 writer: places.instance,
             };
-            cmd.arg(p).arg(value.to_string());
+            cmd.arg(*p).arg(value.encode(&mut [0; POSITION_MAX]));
         }
         connection.call(&cmd, places.timeout)?;
         let mut ordinals = redis::cmd("HSET");

@@ -7,7 +7,7 @@ use crate::{
     clock::{self, RoundTrip},
     net::{Connection, resp},
     position::Snapshot,
-    wire::{InstanceId, Keys, PositionValue, ordinal_field},
+    wire::{InstanceId, Keys, Ordinal, POSITION_MAX, PositionValue},
 };
 
 /// At most so many partitions are written by one command: a larger one would hold the server up.
@@ -78,9 +78,9 @@ impl PositionStore {
                 let value = positions.get(p as usize)?.as_deref()?;
                 let id = PositionValue::parse(value)?.id;
                 let ordinal = ordinals.get(p as usize).and_then(|o| o.as_deref());
-                let ordinal = ordinal.and_then(crate::wire::parse_ordinal);
+                let ordinal = ordinal.and_then(Ordinal::parse);
                 // An ordinal belongs to one id; a peer that moved the position did not move it along.
-                let ordinal = ordinal.filter(|(of, _)| *of == id).map(|(_, n)| n);
+                let ordinal = ordinal.filter(|o| o.id == id).map(|o| o.entries);
                 Some(Stored { id, ordinal })
             })
             .collect())
@@ -99,9 +99,9 @@ impl PositionStore {
                 out,
                 PositionValue {
                     id: s.id,
-                    instance: self.instance,
+                    writer: self.instance,
                 }
-                .encode(&mut Default::default()),
+                .encode(&mut [0; POSITION_MAX]),
             );
         }
         let ordinals = positions
@@ -124,7 +124,7 @@ impl PositionStore {
                 self.arg(out, format_args!("{p}:updatedUtc"));
                 self.arg(out, format_args!("{}", RoundTrip(clock::wall())));
                 self.arg(out, format_args!("{p}:instanceId"));
-                self.arg(out, format_args!("{}", self.instance));
+                resp::arg(out, &self.instance.encode());
             }
         }
         2

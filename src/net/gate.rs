@@ -177,6 +177,19 @@ impl Gate {
         self.attempts.load(Ordering::Relaxed)
     }
 
+    /// Why the server cannot be reached, while it cannot.
+    pub(crate) fn down(&self) -> Option<String> {
+        let state = self.state.lock();
+        let down = state.pace.down.as_ref()?;
+        let seconds = clock::now()
+            .saturating_duration_since(down.since)
+            .as_secs_f64();
+        Some(format!(
+            "{} cannot be reached for {seconds:.1} s: {}",
+            self.name, down.last
+        ))
+    }
+
     /// To be called when an established connection was lost: the next dial is made alone.
     pub(crate) fn suspect(&self) {
         self.state.lock().pace.suspect();

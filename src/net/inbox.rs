@@ -24,7 +24,10 @@ const TICK_MS: u64 = 10;
 
 impl Deadline {
     pub(crate) fn after(allowed: Duration) -> Self {
-        Self { at_ms: clock::coarse_ms() + clock::ceil_ms(allowed), allowed }
+        Self {
+            at_ms: clock::coarse_ms() + clock::ceil_ms(allowed),
+            allowed,
+        }
     }
 
     /// What the whole call was allowed.
@@ -39,7 +42,7 @@ impl Deadline {
 
     /// What a single wait may take: all that was allowed while next to nothing of it is used up, so that
     /// a socket's timeout need not be set anew for every call.
-    fn wait(self) -> Duration {
+    pub(crate) fn wait(self) -> Duration {
         let left = self.left();
         let untouched = left + Duration::from_millis(TICK_MS) >= self.allowed;
         if untouched { self.allowed } else { left }
@@ -52,6 +55,8 @@ pub(crate) struct Inbox {
     inbox: Vec<u8>,
     filled: usize,
     at: usize,
+    /// How long to poll for an answer before sleeping.
+    spin: Duration,
 }
 
 /// Enough for a few hundred ids.
@@ -59,11 +64,20 @@ const INBOX: usize = 16 * 1024;
 
 impl Default for Inbox {
     fn default() -> Self {
-        Self { inbox: vec![0; INBOX], filled: 0, at: 0 }
+        Self {
+            inbox: vec![0; INBOX],
+            filled: 0,
+            at: 0,
+            spin: Duration::ZERO,
+        }
     }
 }
 
 impl Inbox {
+    pub(crate) fn set_spin(&mut self, spin: Duration) {
+        self.spin = spin;
+    }
+
     /// To be called before a request goes out on a fresh connection: nothing of another may be left.
     pub(crate) fn clear(&mut self) {
         self.filled = 0;
@@ -108,8 +122,7 @@ impl Inbox {
             let what = format!("no whole answer within {} ms", by.allowed().as_millis());
             return Err(Error::new(ErrorKind::Timeout, "receive", what));
         }
-        connection.set_read_timeout(wait)?;
-        self.filled += connection.recv(&mut self.inbox[self.filled..])?;
+        self.filled += connection.recv_spin(&mut self.inbox[self.filled..], self.spin, wait)?;
         Ok(())
     }
 
@@ -127,7 +140,7 @@ impl Inbox {
     ) -> Result<()> {
         let by = Deadline::after(timeout);
         self.clear();
-        connection.send(commands)?;
+        connection.send(commands, timeout)?;
         let mut refused = None;
         for _ in 0..n {
             if let Head::Error(text) = self.next(connection, by)? {
@@ -139,5 +152,9 @@ impl Inbox {
 }
 
 fn not_a_reply(why: &'static str) -> Error {
-    Error::new(ErrorKind::Protocol, "receive", format!("the reply has {why}"))
+    Error::new(
+        ErrorKind::Protocol,
+        "receive",
+        format!("the reply has {why}"),
+    )
 }

@@ -70,6 +70,7 @@ impl Interrupt {
         let mut state = self.state.lock();
         state.cut &= !bits;
         self.bits.fetch_and(!bits, Ordering::Release);
+        self.woken.notify_all();
     }
 
     /// Makes `socket` the one that [`Self::cut`] shuts, in place of any other. There is no detaching:
@@ -94,6 +95,14 @@ impl Interrupt {
             if self.woken.wait_until(&mut state, until).timed_out() {
                 return self.bits() & wake_on != 0;
             }
+        }
+    }
+
+    /// Waits until none of the bits `held` is set, or one of `wake_on` is.
+    pub(crate) fn wait_clear(&self, held: u32, wake_on: u32) {
+        let mut state = self.state.lock();
+        while self.bits() & held != 0 && self.bits() & wake_on == 0 {
+            self.woken.wait(&mut state);
         }
     }
 

@@ -8,6 +8,7 @@
 pub(crate) mod connection;
 pub(crate) mod gate;
 mod handshake;
+mod inbox;
 pub(crate) mod interrupt;
 mod replies;
 mod resolver;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use connection::Connection;
 pub(crate) use gate::Gate;
+pub(crate) use inbox::{Deadline, Inbox};
 pub(crate) use interrupt::{Interrupt, STOP};
 pub(crate) use socket::{SendError, Socket};
 pub(crate) use target::{Secret, Target};

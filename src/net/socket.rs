@@ -142,10 +142,9 @@ impl Socket {
     /// and with `TimedOut`.
     pub(crate) fn recv(&self, buf: &mut [u8], timeout: Duration) -> io::Result<usize> {
         self.set_read_timeout(timeout)?;
-        let deadline = super::after(timeout);
         match self.recv_with(buf, RecvFlags::empty()) {
-            // A signal would start the kernel's timeout afresh; the deadline stays.
-            Err(e) if e == Errno::INTR => self.recv_by(buf, deadline),
+            // A signal starts the kernel's timeout afresh; from here on the clock is watched.
+            Err(Errno::INTR) => self.recv_by(buf, super::after(timeout)),
             r => finished(r),
         }
     }

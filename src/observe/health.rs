@@ -93,28 +93,51 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
     use LaneState::{Blocked, Disconnected, Refused, Starting, Stopped};
     let first = |state| partitions.iter().find(|p| p.state == state);
     let all = |state| !partitions.is_empty() && partitions.iter().all(|p| p.state == state);
-    let verdict = |status, rule, description| Health { status, rule, description };
+    let verdict = |status, rule, description| Health {
+        status,
+        rule,
+        description,
+    };
     let told = |p: &PartitionStatus, what: &str| {
-        format!("{p} {what} for {:.1} s: {}", p.in_state.as_secs_f64(), p.reason)
+        format!(
+            "{p} {what} for {:.1} s: {}",
+            p.in_state.as_secs_f64(),
+            p.reason
+        )
     };
     if let Some(why) = down {
         return verdict(Status::Unhealthy, Rule::ConnectionDown, why.to_owned());
     }
     if let Some(p) = first(Disconnected) {
-        return verdict(Status::Unhealthy, Rule::ConnectionDown, told(p, "is cut off"));
+        return verdict(
+            Status::Unhealthy,
+            Rule::ConnectionDown,
+            told(p, "is cut off"),
+        );
     }
     if let Some(p) = first(Refused) {
-        return verdict(Status::Unhealthy, Rule::Refused, told(p, "has been refused"));
+        return verdict(
+            Status::Unhealthy,
+            Rule::Refused,
+            told(p, "has been refused"),
+        );
     }
     let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
     if let Some(p) = partitions.iter().find(too_long) {
         let limit = p.unhealthy_block.as_secs();
-        let what = format!("{}; UnhealthyBlockSeconds is {limit}", told(p, "has been blocked"));
+        let what = format!(
+            "{}; UnhealthyBlockSeconds is {limit}",
+            told(p, "has been blocked")
+        );
         return verdict(Status::Unhealthy, Rule::BlockedTooLong, what);
     }
     if all(Stopped) {
         let p = &partitions[0];
-        return verdict(Status::Unhealthy, Rule::AllPartitionsStopped, told(p, "has been stopped"));
+        return verdict(
+            Status::Unhealthy,
+            Rule::AllPartitionsStopped,
+            told(p, "has been stopped"),
+        );
     }
     if all(Starting) {
         let what = "no partition has read anything yet".to_owned();
@@ -142,7 +165,11 @@ mod tests {
             state,
             reason: "why".into(),
             in_state: Duration::from_secs(seconds),
-            position: Snapshot { id: StreamId::MIN, ordinal: None, version: 0 },
+            position: Snapshot {
+                id: StreamId::MIN,
+                ordinal: None,
+                version: 0,
+            },
             handled: 0,
             skipped: 0,
             failures: 0,
@@ -160,20 +187,75 @@ mod tests {
             (&[], None, Healthy, Rule::Fine),
             (&[], Some("refused"), Unhealthy, Rule::ConnectionDown),
             (&[(Running, 9)], None, Healthy, Rule::Fine),
-            (&[(Running, 9)], Some("refused"), Unhealthy, Rule::ConnectionDown),
+            (
+                &[(Running, 9)],
+                Some("refused"),
+                Unhealthy,
+                Rule::ConnectionDown,
+            ),
             (&[(Running, 9), (Paused, 99_999)], None, Healthy, Rule::Fine),
             (&[(Paused, 99_999)], None, Healthy, Rule::Fine),
-            (&[(Running, 1), (Disconnected, 0)], None, Unhealthy, Rule::ConnectionDown),
-            (&[(Refused, 1), (Disconnected, 0)], None, Unhealthy, Rule::ConnectionDown),
-            (&[(Running, 1), (Refused, 0)], None, Unhealthy, Rule::Refused),
-            (&[(Blocked, 301), (Refused, 0)], None, Unhealthy, Rule::Refused),
-            (&[(Running, 1), (Blocked, 301)], None, Unhealthy, Rule::BlockedTooLong),
-            (&[(Blocked, 1), (Blocked, 301)], None, Unhealthy, Rule::BlockedTooLong),
-            (&[(Running, 1), (Blocked, 300)], None, Degraded, Rule::Blocked),
+            (
+                &[(Running, 1), (Disconnected, 0)],
+                None,
+                Unhealthy,
+                Rule::ConnectionDown,
+            ),
+            (
+                &[(Refused, 1), (Disconnected, 0)],
+                None,
+                Unhealthy,
+                Rule::ConnectionDown,
+            ),
+            (
+                &[(Running, 1), (Refused, 0)],
+                None,
+                Unhealthy,
+                Rule::Refused,
+            ),
+            (
+                &[(Blocked, 301), (Refused, 0)],
+                None,
+                Unhealthy,
+                Rule::Refused,
+            ),
+            (
+                &[(Running, 1), (Blocked, 301)],
+                None,
+                Unhealthy,
+                Rule::BlockedTooLong,
+            ),
+            (
+                &[(Blocked, 1), (Blocked, 301)],
+                None,
+                Unhealthy,
+                Rule::BlockedTooLong,
+            ),
+            (
+                &[(Running, 1), (Blocked, 300)],
+                None,
+                Degraded,
+                Rule::Blocked,
+            ),
             (&[(Stopped, 1), (Blocked, 1)], None, Degraded, Rule::Blocked),
-            (&[(Stopped, 1), (Stopped, 1)], None, Unhealthy, Rule::AllPartitionsStopped),
-            (&[(Stopped, 99_999), (Running, 1)], None, Degraded, Rule::Stopped),
-            (&[(Starting, 0), (Starting, 0)], None, Degraded, Rule::NotReadingYet),
+            (
+                &[(Stopped, 1), (Stopped, 1)],
+                None,
+                Unhealthy,
+                Rule::AllPartitionsStopped,
+            ),
+            (
+                &[(Stopped, 99_999), (Running, 1)],
+                None,
+                Degraded,
+                Rule::Stopped,
+            ),
+            (
+                &[(Starting, 0), (Starting, 0)],
+                None,
+                Degraded,
+                Rule::NotReadingYet,
+            ),
             (&[(Starting, 0), (Running, 1)], None, Healthy, Rule::Fine),
         ];
         for (states, down, status, rule) in table {

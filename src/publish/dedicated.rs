@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{Result, StreamId, net::Deadline, publish::message::Publish, wire::RoundRobin};
+use crate::{Result, StreamId, net::Deadline, publish::message::Publish};
 
 use super::{
     Draft, Outgoing,

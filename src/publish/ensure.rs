@@ -6,7 +6,10 @@ use crate::{
     Result, TopicSettings, Trim,
     clock::{self, RoundTrip},
     net::Connection,
-    wire::{Decision, InstanceId, Keys, TopicRecord, decide},
+    wire::{
+        InstanceId, Keys,
+        topic::{Decision, TopicRecord, decide, field},
+    },
 };
 
 /// A topic as it is on the server.
@@ -37,12 +40,13 @@ pub(crate) fn ensure(
     let meta = keys.topic_meta(name);
     let mut record = read(connection, &meta, timeout)?;
     if record.partitions.is_none() || record.version.is_none() {
-        let partitions = decide(name, settings.partitions, &record)?.partitions;
+        let partitions = decide(name, settings.partitions, record)?.partitions();
         create(connection, &meta, partitions, settings, timeout)?;
         // Somebody else may have been first.
         record = read(connection, &meta, timeout)?;
     }
-    let Decision { partitions, grow } = decide(name, settings.partitions, &record)?;
+    let decision = decide(name, settings.partitions, record)?;
+    let partitions = decision.partitions();
     let streams: Vec<Box<[u8]>> = (0..partitions)
         .map(|p| {
             keys.stream(name, p, settings.co_locate_partitions)
@@ -51,14 +55,13 @@ pub(crate) fn ensure(
         })
         .collect();
     create_streams(connection, &streams, timeout)?;
-    if grow {
+    if let Decision::Grow { from, to } = decision {
         log::warn!(
-            "topic {name}: partition count increased from {} to {partitions}; the ordering of keys \
-             that move to another partition is not kept across the change",
-            record.partitions.unwrap_or_default()
+            "topic {name}: partition count increased from {from} to {to}; the ordering of keys \
+             that move to another partition is not kept across the change"
         );
         let mut cmd = redis::cmd("HSET");
-        cmd.arg(&meta).arg("partitions").arg(partitions);
+        cmd.arg(&meta).arg(field::PARTITIONS).arg(partitions);
         connection.call(&cmd, timeout)?;
     }
     Ok(Topic {
@@ -72,11 +75,11 @@ pub(crate) fn ensure(
 
 fn read(connection: &mut Connection, meta: &str, timeout: Duration) -> Result<TopicRecord> {
     let mut cmd = redis::cmd("HMGET");
-    cmd.arg(meta).arg("partitions").arg("v");
+    cmd.arg(meta).arg(&TopicRecord::FIELDS);
     let values: Vec<Option<Vec<u8>>> =
         redis::from_redis_value(connection.call(&cmd, timeout)?).unwrap_or_default();
     let get = |i: usize| values.get(i).and_then(|v| v.as_deref());
-    Ok(TopicRecord::parse(get(0), get(1)))
+    Ok(TopicRecord::parse([get(0), get(1)]))
 }
 
 fn create(
@@ -87,10 +90,10 @@ fn create(
     timeout: Duration,
 ) -> Result<()> {
     let fields = [
-        ("partitions", partitions.to_string()),
-        ("v", "1".to_owned()),
-        ("createdUtc", RoundTrip(clock::wall()).to_string()),
-        ("maxLen", settings.max_len.to_string()),
+        (field::PARTITIONS, partitions.to_string()),
+        (field::VERSION, "1".to_owned()),
+        (field::CREATED, RoundTrip(clock::wall()).to_string()),
+        (field::MAX_LEN, settings.max_len.to_string()),
     ];
     let cmds: Vec<_> = fields
         .iter()

@@ -25,7 +25,6 @@ pub(crate) struct PublishPlan {
     pub(crate) connect_timeout: Duration,
     pub(crate) timeout: Duration,
     pub(crate) max_message_bytes: usize,
-    pub(crate) spin: Duration,
 }
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
@@ -54,7 +53,7 @@ pub(super) struct Link {
     used_ms: u64,
     out: Vec<u8>,
     packed: Vec<u8>,
-    replies: Inbox,
+    inbox: Inbox,
 }
 
 impl Link {
@@ -69,8 +68,12 @@ impl Link {
             used_ms: 0,
             out: Vec::with_capacity(4096),
             packed: Vec::with_capacity(256),
-            replies: Inbox::default(),
+            inbox: Inbox::default(),
         }
+    }
+
+    pub(super) fn set_spin(&mut self, spin: Duration) {
+        self.inbox.set_spin(spin);
     }
 
     pub(super) fn plan(&self) -> &PublishPlan {
@@ -108,7 +111,14 @@ impl Link {
             return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
         }
         // Messages without a key stay together: one turn of the round robin for all of them.
-        let keyless = self.round_robin.next(self.heads.len() as u32);
+        let any = messages
+            .iter()
+            .any(|m| m.key.is_empty() && m.partition.is_none());
+        let keyless = if any {
+            self.round_robin.next(self.heads.len() as u32)
+        } else {
+            0
+        };
         let mut rest = messages;
         while !rest.is_empty() {
             match self.publish_piece(&mut rest, keyless, by, results) {
@@ -207,9 +217,6 @@ impl Link {
                 format!("the message has {size} bytes; MaxMessageBytes is {limit}"),
             );
         }
-        if m.message_type.is_empty() {
-            return refuse(ErrorKind::Argument, "the message type is empty".into());
-        }
         Ok(())
     }
 
@@ -257,7 +264,7 @@ impl Link {
     fn make_ready(&mut self, by: Deadline) -> Result<()> {
         if let Some(c) = &mut self.connection
             && clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
-            && c.is_stale()
+            && c.check_idle().is_err()
         {
             self.connection = None;
         }
@@ -265,7 +272,7 @@ impl Link {
             let wait = by.left().min(self.plan.connect_timeout);
             let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
             self.connection = Some(dialled.map_err(|e| self.about(e, None))?);
-            self.replies.clear();
+            self.inbox.clear();
         }
         if self.topic.is_none() {
             let Some(c) = &mut self.connection else {
@@ -316,8 +323,7 @@ impl Link {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
-        c.set_write_timeout(by.wait())?;
-        c.send(&self.out)
+        c.send(&self.out, by.wait())
     }
 
     /// Takes one id, or the server's refusal.
@@ -326,15 +332,15 @@ impl Link {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
         let unknown = |e: Error| e.applied(Outcome::Unknown);
-        match self.replies.next(c, by).map_err(unknown)? {
-            Head::Text(id) => StreamId::parse(self.replies.text(id)).ok_or_else(|| {
+        match self.inbox.next(c, by).map_err(unknown)? {
+            Head::Text(id) => StreamId::parse(self.inbox.text(id)).ok_or_else(|| {
                 unknown(Error::new(
                     ErrorKind::Protocol,
                     "publish",
                     "the reply is no stream id",
                 ))
             }),
-            Head::Error(text) => Err(Error::server("publish", self.replies.text(text))),
+            Head::Error(text) => Err(Error::server("publish", self.inbox.text(text))),
             _ => Err(unknown(Error::new(
                 ErrorKind::Protocol,
                 "publish",

@@ -8,5 +8,6 @@ mod publisher;
 
 pub use dedicated::DedicatedPublisher;
 pub(crate) use ensure::{Topic, ensure};
+pub(crate) use link::PublishPlan;
 pub use message::{Draft, Outgoing};
 pub use publisher::Publisher;

@@ -62,6 +62,11 @@ impl Keys {
         format!("{}p:{{{topic}}}:{consumer}{META}", self.prefix)
     }
 
+    /// Who owns which partition, and which instances are present.
+    pub(crate) fn ownership(&self, topic: &str, consumer: &str) -> String {
+        format!("{}o:{{{topic}}}:{consumer}", self.prefix)
+    }
+
     /// The hash of a topic's metadata.
     pub(crate) fn topic_meta(&self, topic: &str) -> String {
         format!("{}m:{{{topic}}}", self.prefix)
