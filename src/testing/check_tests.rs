@@ -262,6 +262,18 @@ fn without_epochs_whoever_began_later_is_newer() {
 }
 
 #[test]
+fn each_older_owner_is_held_against_the_first_of_all_newer_ones() {
+    let owners = [("a", 1), ("c", 3), ("a", 1), ("b", 2), ("c", 3)];
+    let log: Vec<_> = (1..)
+        .zip(owners)
+        .flat_map(|(n, who)| [published(n, n, "x"), handled(10 + n, n, "x", who)])
+        .collect();
+    let r = strict(&log);
+    let pairs = r.overlaps.iter().map(|o| (o.older.epoch, o.newer.epoch));
+    assert_eq!(pairs.collect::<Vec<_>>(), [(1, 3), (2, 3)]);
+}
+
+#[test]
 fn where_calls_are_recorded_they_decide_who_overlaps() {
     // a's call began before b's and ended after it: fenced, as promised
     let mut log = vec![

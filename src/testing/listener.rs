@@ -19,16 +19,17 @@ use super::{failed, rest};
 
 /// A loopback port nobody listens on. It is taken from below the range the system gives to outgoing
 /// connections: there, a client that dials a server which is down could be given the server's port and
-/// end up talking to itself, and the server could not come back.
+/// end up talking to itself, and the server could not come back. The port 10000 higher, where the nodes
+/// of a cluster meet, lies below that range as well.
 pub(super) fn free_port() -> io::Result<u16> {
     for _ in 0..1000 {
-        let random = RandomState::new().hash_one(()) % 12_000;
+        let random = RandomState::new().hash_one(()) % 2700;
         let port = 20_000 + random as u16;
         if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
     }
-    Err(failed("no free port between 20000 and 31999"))
+    Err(failed("no free port between 20000 and 22699"))
 }
 
 /// Accepts on a loopback port. Dropping it closes the port; connections live on.

@@ -1,7 +1,7 @@
 use std::io::ErrorKind;
 
 use super::*;
-use crate::testing::{Client, eventually};
+use crate::testing::{Client, eventually, rest};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -60,6 +60,8 @@ fn a_black_hole_takes_old_connections_and_spares_new_ones() {
     // an end does not get through a dead link either
     relay.fault_existing(Way::Requests, Fault::BlackHole);
     drop(new);
+    let noticed = eventually(Duration::from_millis(100), || relay.open() < 2);
+    assert!(!noticed);
     relay.heal();
     assert_eq!(old.receive().unwrap().text(), "PONG");
     assert!(eventually(LONG, || relay.open() == 1));
@@ -152,6 +154,19 @@ fn a_reset_does_not_wait_for_a_peer_that_takes_nothing() {
         .unwrap();
     client.send(&["GET", "k"]).unwrap();
     assert_eq!(client.byte().unwrap(), Some(b'$'));
+    // every buffer on the way is full once the server gets rid of nothing more
+    let waiting = || {
+        let list = server.command(&["CLIENT", "LIST"]).unwrap().text();
+        let (_, omem) = list.split_once(" omem=").unwrap();
+        omem.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let mut before = 0;
+    let full = || {
+        rest(Duration::from_millis(50));
+        let now = waiting();
+        std::mem::replace(&mut before, now) == now && now > 0
+    };
+    assert!(eventually(LONG, full));
     let start = clock::now();
     relay.reset();
     assert!(start.elapsed() < LONG);

@@ -6,15 +6,22 @@ use super::check::Rules;
 
 /// How many events of each kind there were.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[allow(missing_docs, reason = "the kinds of events explain themselves")]
 pub struct Counts {
+    /// [`Kind::Published`](super::Kind::Published).
     pub published: u64,
+    /// [`Kind::Unknown`](super::Kind::Unknown).
     pub unknown: u64,
+    /// [`Kind::Started`](super::Kind::Started).
     pub started: u64,
+    /// [`Kind::Handled`](super::Kind::Handled).
     pub handled: u64,
+    /// [`Kind::Skipped`](super::Kind::Skipped).
     pub skipped: u64,
+    /// [`Kind::Parked`](super::Kind::Parked).
     pub parked: u64,
+    /// [`Kind::Lost`](super::Kind::Lost).
     pub lost: u64,
+    /// [`Kind::Killed`](super::Kind::Killed).
     pub killed: u64,
     /// How many of the unknown turned out to exist.
     pub unknown_handled: u64,

@@ -130,6 +130,16 @@ fn a_sentinel_is_a_server_as_well() {
 }
 
 #[test]
+fn a_node_of_a_cluster_is_a_server_as_well() {
+    let node = PrivateServer::builder().tcp().config("cluster-enabled yes");
+    let node = node.start().unwrap();
+    let all = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
+    assert_eq!(node.command(&all).unwrap().text(), "OK");
+    let info = node.command(&["CLUSTER", "INFO"]).unwrap().text();
+    assert!(info.contains("cluster_slots_assigned:16384"), "{info}");
+}
+
+#[test]
 fn the_server_dies_with_a_process_that_was_killed() {
     // the child is this test again: it starts a server, tells about it and waits to be killed
     const CHILD: &str = "STREAMLANE_TEST_GUARD_CHILD";
