@@ -213,7 +213,7 @@ impl Lane {
     fn take(&mut self, full: bool) -> Flow {
         if self.plan.read_ahead && full && self.reader.is_connected() {
             // A failure shows at the next receive, which is where failures are dealt with.
-            let _ = self.reader.request(&[]);
+            let _ = self.reader.request(&[], false);
         }
         let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
         count(&self.monitor.filtered, u64::from(filtered));
@@ -240,7 +240,8 @@ impl Lane {
                 let position = [(self.context.partition, position)];
                 before = self.store.render(&mut self.commands, &position);
             }
-            self.reader.request(&self.commands)?;
+            let brief = self.monitor.state() != LaneState::Running;
+            self.reader.request(&self.commands, brief)?;
         }
         let brought = self.reader.receive(before)?;
         if before > 0 {

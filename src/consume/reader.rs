@@ -61,6 +61,8 @@ pub(crate) enum Brought {
 
 /// The rest of a reply that has begun must arrive within so many slacks.
 const TAIL_SLACKS: u32 = 10;
+/// How long a brief request waits at the server.
+const BRIEF_MS: u64 = 1000;
 /// After so many small replies in a row a grown arena is given back.
 const SMALL_IN_A_ROW: u32 = 64;
 
@@ -75,9 +77,9 @@ pub(crate) struct Reader {
     arena: Arena,
     index: Index,
     key: Box<[u8]>,
-    /// The constant part of the request, for `rendered` entries.
+    /// The constant part of the request, for so many entries and milliseconds.
     head: Vec<u8>,
-    rendered: u32,
+    rendered: (u32, u64),
     out: Vec<u8>,
     sizing: Sizing,
     /// The last id read.
@@ -110,7 +112,7 @@ impl Reader {
             pool,
             key,
             head: Vec::new(),
-            rendered: 0,
+            rendered: (0, 0),
             out: Vec::with_capacity(512),
             cursor,
             asked: None,
@@ -158,12 +160,18 @@ impl Reader {
     }
 
     /// Asks for what comes after the cursor. Commands in `before` travel in the same write, and their
-    /// replies come first.
-    pub(crate) fn request(&mut self, before: &[u8]) -> Result<()> {
+    /// replies come first. A `brief` request is answered within a second even if there is nothing: for
+    /// when it is not known yet whether the server lets itself be read.
+    pub(crate) fn request(&mut self, before: &[u8], brief: bool) -> Result<()> {
         debug_assert!(self.asked.is_none());
         let count = self.sizing.count();
-        if self.rendered != count {
-            self.render_head(count);
+        let block = self.plan.block.map_or(0, |block| {
+            // 0 would wait for ever
+            let block = clock::ceil_ms(block).max(1);
+            if brief { block.min(BRIEF_MS) } else { block }
+        });
+        if self.rendered != (count, block) {
+            self.render_head(count, block);
         }
         self.out.clear();
         self.out.extend_from_slice(before);
@@ -177,18 +185,17 @@ impl Reader {
         Ok(())
     }
 
-    fn render_head(&mut self, count: u32) {
-        self.rendered = count;
+    fn render_head(&mut self, count: u32, block: u64) {
+        self.rendered = (count, block);
         self.head.clear();
         resp::command(
             &mut self.head,
             if self.plan.block.is_some() { 8 } else { 6 },
         );
         resp::arg(&mut self.head, b"XREAD");
-        if let Some(block) = self.plan.block {
+        if self.plan.block.is_some() {
             resp::arg(&mut self.head, b"BLOCK");
-            // 0 would wait for ever
-            resp::arg_number(&mut self.head, clock::ceil_ms(block).max(1));
+            resp::arg_number(&mut self.head, block);
         }
         resp::arg(&mut self.head, b"COUNT");
         resp::arg_number(&mut self.head, u64::from(count));

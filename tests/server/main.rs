@@ -1,0 +1,5 @@
+//! Everything that needs a real server. Each test starts its own; the engine is chosen by
+//! `STREAMLANE_TEST_SERVER`.
+
+mod basics;
+mod support;

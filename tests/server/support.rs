@@ -1,0 +1,109 @@
+//! What the tests have in common.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use streamlane::{
+    Consumer, ConsumerBuilder, HandlerResult, HasHandler, Message, Settings, Streams,
+    TopicSettings,
+    testing::{PrivateServer, eventually},
+};
+
+/// How long anything may take that should take no time: generous, since machines can be slow.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn server() -> PrivateServer {
+    PrivateServer::builder().tcp().start().unwrap()
+}
+
+/// Settings for a private server and a topic of so many partitions that is never trimmed.
+pub fn settings(url: &str, topic: &str, partitions: u32) -> Settings {
+    Settings::default().connection_string(url).with_topic(
+        topic,
+        TopicSettings::default()
+            .partitions(partitions)
+            .max_len(1_000_000),
+    )
+}
+
+pub fn open(url: &str, topic: &str, partitions: u32) -> Streams {
+    Streams::open(settings(url, topic, partitions)).unwrap()
+}
+
+/// A list that handlers add to and tests look at.
+#[derive(Clone, Debug)]
+pub struct Seen<T>(Arc<Mutex<Vec<T>>>);
+
+impl<T> Default for Seen<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Clone> Seen<T> {
+    pub fn push(&self, item: T) {
+        self.0.lock().unwrap().push(item);
+    }
+
+    pub fn all(&self) -> Vec<T> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Waits until there are so many, and says what there was if there never are.
+    #[track_caller]
+    pub fn wait_for(&self, n: usize) -> Vec<T>
+    where
+        T: std::fmt::Debug,
+    {
+        let there = eventually(PATIENCE, || self.len() >= n);
+        assert!(
+            there,
+            "waited for {n}, got {}: {:.300?}",
+            self.len(),
+            self.all()
+        );
+        self.all()
+    }
+}
+
+/// A consumer that writes the bodies it is given down as text.
+pub fn recording(builder: ConsumerBuilder, seen: &Seen<String>) -> ConsumerBuilder<HasHandler> {
+    let seen = seen.clone();
+    builder.messages(move |_| {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(String::from_utf8_lossy(m.body()).into_owned());
+            Ok(())
+        }
+    })
+}
+
+/// Publishes bodies `from..to` as text, all with one key.
+pub fn publish(streams: &Streams, topic: &str, range: std::ops::Range<u32>) {
+    let publisher = streams.publisher(topic).unwrap();
+    for n in range {
+        publisher.publish("key", "T", n.to_string()).unwrap();
+    }
+}
+
+#[track_caller]
+pub fn expect(what: &str, happened: impl FnMut() -> bool) {
+    assert!(eventually(PATIENCE, happened), "waited in vain for: {what}");
+}
+
+/// Waits until every lane of a consumer reads.
+#[track_caller]
+pub fn running(consumer: &Consumer) {
+    expect("all lanes to run", || {
+        consumer
+            .partitions()
+            .iter()
+            .all(|p| p.state == streamlane::LaneState::Running)
+    });
+}
