@@ -374,7 +374,7 @@ mod tests {
     /// server is back. Returns how many dials they made in the minute, and how long after it the
     /// last of them was in.
     fn outage(threads: usize, dial: &Dial, mut pace: Pace, start: Instant) -> (u32, Duration) {
-        let back = start + Duration::from_secs(60);
+        let back = start + Duration::from_mins(1);
         let mut dialling: Vec<Option<(Instant, Instant)>> = vec![None; threads];
         let mut inside = vec![false; threads];
         let (mut attempts, mut now) = (0, start);
