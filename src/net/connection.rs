@@ -65,21 +65,12 @@ impl Connection {
         let gate = Gate::of(target);
         let deadline = super::after(timeout);
         let share = (timeout / DIAL_SHARE).min(Duration::from_secs(1));
-        let pass = gate.enter(interrupt, deadline - share)?;
-        match Self::establish(target, client_name, interrupt, deadline, timeout) {
-            Ok((socket, replies, server_version)) => {
+        let pass = gate.enter(interrupt, super::after(timeout.saturating_sub(share)))?;
+        let shared = Arc::clone(&gate);
+        match Self::establish(target, client_name, interrupt, shared, deadline, timeout) {
+            Ok(connection) => {
                 pass.succeeded();
-                Ok(Self {
-                    socket,
-                    gate,
-                    endpoint: target.endpoint().into(),
-                    db: target.db(),
-                    server_version,
-                    timeout,
-                    out: Vec::new(),
-                    replies,
-                    broken: false,
-                })
+                Ok(connection)
             }
             Err(_) if interrupt.is_cut() => {
                 pass.abandoned();
@@ -97,9 +88,10 @@ impl Connection {
         target: &Target,
         client_name: &str,
         interrupt: &Arc<Interrupt>,
+        gate: Arc<Gate>,
         deadline: Instant,
         timeout: Duration,
-    ) -> Result<(Arc<Socket>, Replies, Option<Box<str>>), Error> {
+    ) -> Result<Self, Error> {
         let failed = |step: &str, e: io::Error| {
             let ms = clock::ceil_ms(timeout);
             let error = |message| Error::new(ErrorKind::Connect, "connect", message);
@@ -131,7 +123,17 @@ impl Connection {
             timeout,
         };
         let server = handshake.run(client_name)?;
-        Ok((socket, replies, server.version))
+        Ok(Self {
+            socket,
+            gate,
+            endpoint: target.endpoint().into(),
+            db: target.db(),
+            server_version: server.version,
+            timeout,
+            out: Vec::new(),
+            replies,
+            broken: false,
+        })
     }
 
     /// `host:port` or socket path.

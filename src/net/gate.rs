@@ -1,5 +1,6 @@
 //! When a dial may begin. A server that is down is asked by one thread about once a second, however
-//! many want in; as soon as one dial succeeds all of them go, and while all is well nobody waits.
+//! many want in; as soon as one dial succeeds all of them go. While all is well nobody waits, or, after
+//! a time without dials, for the first of those who come together.
 
 use std::{
     collections::HashMap,
@@ -45,6 +46,8 @@ struct Down {
     since_wall: SystemTime,
     failures: u64,
     last: String,
+    /// Whether a line was written about it, so that its end deserves one.
+    announced: bool,
 }
 
 impl Pace {
@@ -99,6 +102,7 @@ impl Pace {
             since_wall: clock::wall(),
             failures: 0,
             last: String::new(),
+            announced: false,
         });
         down.failures += 1;
         why.clone_into(&mut down.last);
@@ -195,6 +199,12 @@ impl Gate {
         self.state.lock().pace.suspect();
     }
 
+    /// Whether the last dial succeeded and no connection was lost since.
+    #[cfg(test)]
+    pub(super) fn is_proven(&self) -> bool {
+        self.state.lock().pace.proven.is_some()
+    }
+
     /// Waits until a dial may begin, until `deadline` at most, or until `interrupt` is cut.
     ///
     /// Fails with [`ErrorKind::Stopped`], or with [`ErrorKind::Connect`], saying since when the
@@ -245,11 +255,14 @@ impl Gate {
         let waited = clock::ceil_ms(now - begun);
         let message = match &pace.down {
             Some(down) => format!(
-                "the server is down for {} s, since {}; waited {waited} ms; the last of {} failures: {}",
-                now.saturating_duration_since(down.since).as_secs(),
+                "the server has been down for {:.1} s, since {}; waited {waited} ms; \
+                 failed dials: {}, the last: {}",
+                now.saturating_duration_since(down.since).as_secs_f64(),
                 clock::RoundTrip(down.since_wall),
                 down.failures,
-                down.last,
+                down.last
+                    .strip_prefix(&format!("connect at {}: ", self.name))
+                    .unwrap_or(&down.last),
             ),
             None => format!("waited {waited} ms for another dial, which has no answer yet"),
         };
@@ -285,13 +298,10 @@ impl Pass<'_> {
         let (over, waiting) = {
             let mut state = self.gate.state.lock();
             let over = state.pace.succeeded(now);
-            if over.is_some() {
-                state.log.reset();
-            }
             (over, std::mem::take(&mut state.waiting))
         };
         wake(waiting);
-        if let Some(down) = over {
+        if let Some(down) = over.filter(|down| down.announced) {
             log::warn!(
                 "{} answers again after {:.1} s and {} failed dials",
                 self.gate.name,
@@ -301,7 +311,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The dial failed. The first failure is logged, then one every half minute.
+    /// The dial failed. One failure in half a minute is logged as an error, the others for debugging.
     pub(crate) fn failed(mut self, error: &Error) {
         self.told = true;
         self.fail(&error.to_string());
@@ -325,14 +335,17 @@ impl Pass<'_> {
             if !state.pace.failed(self.begun, now, jittered(SPACING), why) {
                 return;
             }
-            state.log.permit()
+            // The window outlasts an outage, or a server that comes and goes would fill the log.
+            let line = state.log.permit();
+            if let Some(down) = &mut state.pace.down {
+                down.announced |= line.is_some();
+            }
+            line
         };
         match line {
-            None => {}
+            None => log::debug!("{why}"),
             Some(0) => log::error!("{why}; trying again about once a second"),
-            Some(more) => {
-                log::error!("{why}; still down, {more} more failures since the last line")
-            }
+            Some(more) => log::error!("{why}; {more} more failures since the last such line"),
         }
     }
 }
@@ -374,7 +387,7 @@ mod tests {
     /// server is back. Returns how many dials they made in the minute, and how long after it the
     /// last of them was in.
     fn outage(threads: usize, dial: &Dial, mut pace: Pace, start: Instant) -> (u32, Duration) {
-        let back = start + Duration::from_secs(60);
+        let back = start + Duration::from_mins(1);
         let mut dialling: Vec<Option<(Instant, Instant)>> = vec![None; threads];
         let mut inside = vec![false; threads];
         let (mut attempts, mut now) = (0, start);
@@ -501,7 +514,7 @@ mod tests {
         assert!(e.is_retryable());
         let text = e.to_string();
         assert!(
-            text.starts_with("connect at here:1: the server is down"),
+            text.starts_with("connect at here:1: the server has been down"),
             "{text}"
         );
         assert!(text.contains("the dial was not finished"), "{text}");

@@ -31,5 +31,5 @@ use crate::clock;
 fn after(time: Duration) -> Instant {
     let now = clock::now();
     now.checked_add(time)
-        .unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
+        .unwrap_or_else(|| now + Duration::from_hours(365 * 24))
 }

@@ -203,7 +203,8 @@ impl Target {
             _ => {
                 return Err(refused(
                     "list of endpoints",
-                    "has more than one: several servers in one connection string are not supported",
+                    "has more than one, which is not supported (a password with a comma has to be given \
+                     apart, or in a URL)",
                 ));
             }
         };
@@ -223,7 +224,7 @@ impl Target {
             "ssl" => {}
             "abortconnect" => self.wait_for_server = !boolean("option abortConnect", value)?,
             "connecttimeout" => {
-                self.connect_timeout = Some(millis("option connectTimeout", value)?)
+                self.connect_timeout = Some(millis("option connectTimeout", value)?);
             }
             "synctimeout" => self.sync_timeout = Some(millis("option syncTimeout", value)?),
             "name" => self.client_name = (!value.is_empty()).then(|| value.into()),
