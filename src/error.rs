@@ -255,6 +255,17 @@ impl Error {
         self
     }
 
+    /// Keeps what the server said in an error about something that came of it.
+    #[must_use]
+    pub(crate) fn with_server(mut self, said: Option<(ServerClass, Box<str>)>) -> Self {
+        self.0.server = said;
+        self
+    }
+
+    pub(crate) fn server_said(&self) -> Option<(ServerClass, Box<str>)> {
+        self.0.server.clone()
+    }
+
     #[must_use]
     pub(crate) fn applied(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;

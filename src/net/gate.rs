@@ -18,7 +18,7 @@ use super::{interrupt::Interrupt, target::Target};
 use crate::{
     backoff::jittered,
     clock,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, ServerClass},
     quiet::Quiet,
 };
 
@@ -46,6 +46,8 @@ struct Down {
     since_wall: SystemTime,
     failures: u64,
     last: String,
+    /// What the server answered, if it did.
+    said: Option<(ServerClass, Box<str>)>,
     /// Whether a line was written about it, so that its end deserves one.
     announced: bool,
 }
@@ -102,6 +104,7 @@ impl Pace {
             since_wall: clock::wall(),
             failures: 0,
             last: String::new(),
+            said: None,
             announced: false,
         });
         down.failures += 1;
@@ -266,7 +269,10 @@ impl Gate {
             ),
             None => format!("waited {waited} ms for another dial, which has no answer yet"),
         };
-        Error::new(ErrorKind::Connect, "connect", message).at(&*self.name)
+        let said = pace.down.as_ref().and_then(|down| down.said.clone());
+        Error::new(ErrorKind::Connect, "connect", message)
+            .at(&*self.name)
+            .with_server(said)
     }
 }
 
@@ -314,7 +320,7 @@ impl Pass<'_> {
     /// The dial failed. One failure in half a minute is logged as an error, the others for debugging.
     pub(crate) fn failed(mut self, error: &Error) {
         self.told = true;
-        self.fail(&error.to_string());
+        self.fail(&error.to_string(), error.server_said());
     }
 
     /// The dial was given up before it could tell anything of the server, as at a stop.
@@ -328,7 +334,7 @@ impl Pass<'_> {
         wake(waiting);
     }
 
-    fn fail(&self, why: &str) {
+    fn fail(&self, why: &str, said: Option<(ServerClass, Box<str>)>) {
         let now = clock::now();
         let line = {
             let mut state = self.gate.state.lock();
@@ -339,6 +345,7 @@ impl Pass<'_> {
             let line = state.log.permit();
             if let Some(down) = &mut state.pace.down {
                 down.announced |= line.is_some();
+                down.said = said;
             }
             line
         };
@@ -353,10 +360,10 @@ impl Pass<'_> {
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         if !self.told {
-            self.fail(&format!(
-                "connect at {}: the dial was not finished",
-                self.gate.name
-            ));
+            self.fail(
+                &format!("connect at {}: the dial was not finished", self.gate.name),
+                None,
+            );
         }
     }
 }
