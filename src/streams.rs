@@ -16,7 +16,7 @@ use crate::{
     batch::{ArenaPool, Filter},
     clock,
     consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
-    consumer::Shared,
+    consumer::Running,
     net::{self, Connection, Gate, Interrupt, STOP, Target},
     observe::evaluate,
     publish::{PublishPlan, Topic, ensure},
@@ -57,7 +57,7 @@ struct Inner {
     keys: Keys,
     instance: InstanceId,
     pod: String,
-    consumers: Mutex<Vec<Weak<Shared>>>,
+    consumers: Mutex<Vec<Weak<Running>>>,
     end: Mutex<End>,
     ended: Condvar,
 }
@@ -244,13 +244,13 @@ impl Streams {
         error.map_or(Ok(()), Err)
     }
 
-    fn running(&self) -> Vec<Arc<Shared>> {
+    fn running(&self) -> Vec<Arc<Running>> {
         let mut consumers = self.inner.consumers.lock();
         consumers.retain(|c| c.strong_count() > 0);
         consumers.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn register(&self, consumer: &Arc<Shared>) {
+    pub(crate) fn register(&self, consumer: &Arc<Running>) {
         self.inner.consumers.lock().push(Arc::downgrade(consumer));
     }
 
