@@ -404,7 +404,10 @@ impl ConsumerBuilder<HasHandler> {
                 Arc::clone(&running.flush_interrupt),
                 prepared.flush_timeout,
             );
-            running.spawn_flusher(flusher, prepared.settings.persist_interval)?;
+            // In sync modes lanes store positions themselves; what is left at the end is the flusher's.
+            let settings = &prepared.settings;
+            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
+            running.spawn_flusher(flusher, interval)?;
         }
         streams.register(&running);
         for seat in &running.seats {

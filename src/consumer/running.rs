@@ -82,7 +82,7 @@ impl Running {
     pub(super) fn spawn_flusher(
         self: &Arc<Self>,
         mut flusher: Flusher,
-        interval: Duration,
+        interval: Option<Duration>,
     ) -> Result<()> {
         let (running, alive) = (Arc::clone(self), self.flusher.sign());
         self.spawn("positions".into(), move || {
