@@ -234,7 +234,12 @@ fn a_stopped_partition_stays_before_its_message_while_the_others_go_on() {
             "nothing is handled after it"
         );
         assert_eq!(
-            logged(&["WARN", topic, "the partition has stopped"]).len(),
+            logged(&[
+                "WARN",
+                &format!("{topic}[0]/c"),
+                "the partition has stopped"
+            ])
+            .len(),
             1
         );
         drop(consumer);
@@ -377,7 +382,7 @@ fn a_blocked_message_is_handed_over_again_until_it_succeeds_and_only_its_partiti
         });
         assert_eq!(streams.health().rule, Rule::Fine);
         assert_eq!(consumer.partitions()[0].failures, 2);
-        let line = logged(&[topic, "recovered after 3 attempts"]);
+        let line = logged(&[&format!("{topic}[0]/c"), "recovered after 3 attempts"]);
         assert!(line.len() == 1 && line[0].starts_with("INFO"), "{line:?}");
     }
 }
