@@ -128,7 +128,7 @@ impl Running {
         let name = format!("lane{}-{}", seat.partition, seat.topic);
         self.spawn(name, move || {
             match Lane::run(&plan, &seat, writer) {
-                LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, "stopped"),
+                LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
                 LaneEnd::ByPolicy(why) => {
                     seat.monitor.enter(LaneState::Stopped, &why);
                     log::warn!(
