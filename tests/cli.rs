@@ -51,6 +51,19 @@ fn a_demo_handles_every_message_once_and_says_so_in_80_columns() {
 }
 
 #[test]
+fn help_fits_into_80_columns() {
+    for args in [&["--help"][..], &["demo", "-h"], &["demo", "--help"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_streamlane"));
+        let out = command.args(args).output().unwrap();
+        let text = text(&out, 0);
+        assert!(text.contains("million messages"), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() < 80, "{line}");
+        }
+    }
+}
+
+#[test]
 fn figures_for_programs_add_up() {
     let out = demo(&["--json"]);
     let figures: Value = serde_json::from_str(text(&out, 0)).unwrap();

@@ -1,13 +1,11 @@
-//! What a run has found, for people (`Display`) and for programs (`Serialize`).
-
-use std::{fmt, time::Duration};
+//! What a run has found, as programs read it; [`text`](super::text) is for people.
 
 use serde::Serialize;
 use streamlane::StreamId;
 
 use super::{
     handle::{Handled, Log},
-    plan::{BATCH, BODY_BYTES, KEYS, PARTITIONS, PUBLISHERS, Phase, Plan},
+    plan::{BODY_BYTES, KEYS, Name, PARTITIONS, PUBLISHERS, Phase, Plan},
     publish::Timing,
     verify::Verdict,
 };
@@ -31,15 +29,17 @@ pub(crate) struct Figures {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct PhaseFigures {
-    name: &'static str,
-    messages: usize,
-    published_per_s: u64,
+    #[serde(rename = "name")]
+    pub(super) phase: Phase,
+    /// Published, that is: their ids were returned.
+    pub(super) messages: u64,
+    pub(super) published_per_s: u64,
     /// From the first publish to the last handler call.
-    handled_per_s: u64,
+    pub(super) handled_per_s: u64,
     /// Of one call: one message, or one batch.
-    publish: Quantiles,
+    pub(super) publish: Quantiles,
     /// From just before the call that publishes a message to its handler.
-    end_to_end: Quantiles,
+    pub(super) end_to_end: Quantiles,
 }
 
 #[expect(
@@ -47,47 +47,33 @@ pub(crate) struct PhaseFigures {
     reason = "whoever reads the JSON must see the unit"
 )]
 #[derive(Debug, Serialize)]
-struct Quantiles {
-    p50_ns: u64,
-    p99_ns: u64,
-    p99_9_ns: u64,
+pub(super) struct Quantiles {
+    pub(super) p50_ns: u64,
+    pub(super) p99_ns: u64,
+    pub(super) p99_9_ns: u64,
 }
 
 /// A partition's position as the server has it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Position {
-    partition: usize,
-    handled: usize,
-    last_handled: StoredId,
-    stored: Option<String>,
-    matches: bool,
-}
-
-/// An id as it is written in Redis.
-#[derive(Debug)]
-struct StoredId(StreamId);
-
-impl Serialize for StoredId {
-    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(&self.0)
-    }
+    pub(super) partition: usize,
+    pub(super) handled: usize,
+    pub(super) last_handled: String,
+    pub(super) stored: Option<String>,
+    pub(super) matches: bool,
 }
 
 impl Position {
     /// A partition where nothing was handled is at `0-0`.
     pub(crate) fn of(partition: usize, log: &Log, stored: Option<String>) -> Self {
-        let last = log.last().map_or(StreamId::MIN, |h| h.id);
+        let last = log.last().map_or(StreamId::MIN, |h| h.id).to_string();
         Self {
             partition,
             handled: log.len(),
-            matches: stored.as_deref() == Some(&*last.to_string()),
-            last_handled: StoredId(last),
+            matches: stored.as_deref() == Some(&*last),
+            last_handled: last,
             stored,
         }
-    }
-
-    pub(crate) fn matches(&self) -> bool {
-        self.matches
     }
 }
 
@@ -114,25 +100,21 @@ impl Figures {
 impl PhaseFigures {
     /// Nothing when the phase was empty.
     pub(crate) fn of(plan: Plan, phase: Phase, timing: Timing, logs: &[Log]) -> Option<Self> {
-        let messages: usize = (0..PUBLISHERS).map(|p| plan.part(p, phase).len()).sum();
-        let handled = || {
-            logs.iter()
-                .flatten()
-                .filter(|h| plan.phase(h.name) == phase)
-        };
-        let last_ns = handled().map(|h| h.at_ns).max()?;
-        let waits = handled().map(|h: &Handled| h.at_ns - h.sent_ns);
-        let rate =
-            |until_ns: u64| messages as u64 * 1_000_000_000 / (until_ns - timing.began_ns).max(1);
+        let of_phase = |h: &&Handled| h.name != Name::STRANGER && plan.phase(h.name) == phase;
+        let handled: Vec<_> = logs.iter().flatten().filter(of_phase).collect();
+        if timing.published == 0 && handled.is_empty() {
+            return None;
+        }
+        let last_ns = handled.iter().map(|h| h.at_ns).max();
+        let last_ns = last_ns.unwrap_or(timing.ended_ns);
+        let wait = |h: &&Handled| h.at_ns.saturating_sub(h.sent_ns);
+        let rate = |n: u64, until_ns: u64| n * 1_000_000_000 / (until_ns - timing.began_ns).max(1);
         Some(Self {
-            name: match phase {
-                Phase::Single => "one at a time",
-                Phase::Batches => "in batches",
-            },
-            messages,
-            published_per_s: rate(timing.ended_ns),
-            handled_per_s: rate(last_ns),
-            end_to_end: Quantiles::of(waits.collect()),
+            phase,
+            messages: timing.published,
+            published_per_s: rate(timing.published, timing.ended_ns),
+            handled_per_s: rate(handled.len() as u64, last_ns),
+            end_to_end: Quantiles::of(handled.iter().map(wait).collect()),
             publish: Quantiles::of(timing.calls),
         })
     }
@@ -154,130 +136,6 @@ impl Quantiles {
     }
 }
 
-impl fmt::Display for Figures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            keys,
-            body_bytes,
-            publishers,
-            lanes,
-            verdict: v,
-            ..
-        } = self;
-        let messages = grouped(self.messages as u64);
-        writeln!(f, "{messages} messages of {body_bytes} bytes, {keys} keys")?;
-        writeln!(f, "{publishers} publishing threads, {lanes} lanes")?;
-        writeln!(f, "server: {}", self.server)?;
-        writeln!(f, "topic:  {}\n", self.topic)?;
-
-        writeln!(
-            f,
-            "{:26}{:>12}{:>15}{:>15}",
-            "", "messages", "published/s", "handled/s"
-        )?;
-        for p in &self.phases {
-            let [n, published, handled] =
-                [p.messages as u64, p.published_per_s, p.handled_per_s].map(grouped);
-            write!(f, "  {:24}{:>12}", p.name, n)?;
-            writeln!(f, "{published:>15}{handled:>15}")?;
-        }
-
-        let size = format!("publish, a batch of {BATCH}");
-        writeln!(
-            f,
-            "\n{:26}{:>12}{:>15}{:>15}",
-            "latency", "p50", "p99", "p99.9"
-        )?;
-        for p in &self.phases {
-            let single = p.name == "one at a time";
-            let call = if single {
-                "publish, one at a time"
-            } else {
-                &size
-            };
-            let way = if single {
-                "to handler, one at a time"
-            } else {
-                "to handler, batches *"
-            };
-            row(f, call, &p.publish)?;
-            row(f, way, &p.end_to_end)?;
-        }
-        writeln!(
-            f,
-            "  * includes waiting behind messages published before it\n"
-        )?;
-
-        writeln!(
-            f,
-            "partition{:>10}   {:25}stored position",
-            "handled", "last handled"
-        )?;
-        for p in &self.positions {
-            let stored = p.stored.as_deref().unwrap_or("none");
-            let mark = if p.matches { "" } else { "  DIFFERS" };
-            let last = p.last_handled.0.to_string();
-            let handled = grouped(p.handled as u64);
-            writeln!(
-                f,
-                "{:>9}{handled:>10}   {last:25}{stored}{mark}",
-                p.partition
-            )?;
-        }
-
-        let Verdict {
-            lost,
-            doubled,
-            reordered,
-            strangers,
-            unpublished,
-            ..
-        } = v;
-        let (published, handled) = (grouped(v.published as u64), grouped(v.handled as u64));
-        writeln!(
-            f,
-            "\npublished {published}, handled {handled}, compared id by id:"
-        )?;
-        write!(f, "lost {lost}, doubled {doubled}, reordered {reordered}, ")?;
-        writeln!(f, "strangers {strangers}, not published {unpublished}")?;
-        for example in &v.examples {
-            writeln!(f, "  {example}")?;
-        }
-        if self.ok {
-            write!(
-                f,
-                "OK: each message was handled exactly once, in order per key"
-            )?;
-        } else {
-            write!(f, "FAILED")?;
-        }
-        writeln!(f, " ({:.1} s)", self.seconds)
-    }
-}
-
-fn row(f: &mut fmt::Formatter<'_>, what: &str, q: &Quantiles) -> fmt::Result {
-    let [p50, p99, p99_9] = [q.p50_ns, q.p99_ns, q.p99_9_ns].map(time);
-    writeln!(f, "  {what:25}{p50:>11}{p99:>15}{p99_9:>15}")
-}
-
-/// A duration with a unit that suits.
-fn time(ns: u64) -> String {
-    format!("{:.1?}", Duration::from_nanos(ns))
-}
-
-/// A number with commas between thousands.
-pub(crate) fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,32 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_for_people() {
-        for (n, text) in [
-            (0, "0"),
-            (999, "999"),
-            (1000, "1,000"),
-            (100_000, "100,000"),
-            (1_234_567, "1,234,567"),
-        ] {
-            assert_eq!(grouped(n), text);
-        }
-        for (ns, text) in [
-            (312, "312.0ns"),
-            (42_130, "42.1µs"),
-            (999_940, "999.9µs"),
-            (2_000_000, "2.0ms"),
-            (1_500_000_000, "1.5s"),
-        ] {
-            assert_eq!(time(ns), text);
-        }
-    }
-
-    #[test]
     fn a_position_has_to_be_that_of_the_last_message() {
-        let at = |stored: &str| Position::of(0, &Log::new(), Some(stored.into())).matches();
+        let at = |stored: &str| Position::of(0, &Log::new(), Some(stored.into())).matches;
         assert!(at("0-0"));
         assert!(!at("0-1"));
-        assert!(!Position::of(0, &Log::new(), None).matches());
+        assert!(!Position::of(0, &Log::new(), None).matches);
     }
 }

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 pub(crate) const PUBLISHERS: usize = 2;
 pub(crate) const PARTITIONS: u32 = 4;
 pub(crate) const KEYS: usize = 1000;
@@ -64,11 +66,13 @@ pub(crate) fn write_body(body: &mut [u8; BODY_BYTES], name: Name, sent_ns: u64) 
 }
 
 /// A way of publishing that is measured by itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) enum Phase {
     /// Each call sends one message and waits for its id.
+    #[serde(rename = "one at a time")]
     Single,
     /// Each call sends [`BATCH`] messages.
+    #[serde(rename = "in batches")]
     Batches,
 }
 

@@ -20,7 +20,6 @@ pub(crate) struct Sent {
     /// By index: the id the server gave. [`StreamId::MIN`] where publishing failed, and the message may
     /// or may not have been stored.
     pub(crate) ids: Vec<StreamId>,
-    pub(crate) failed: usize,
     /// A publisher gives up at its first failure.
     pub(crate) error: Option<Error>,
 }
@@ -30,6 +29,7 @@ pub(crate) struct Sent {
 pub(crate) struct Timing {
     pub(crate) began_ns: u64,
     pub(crate) ended_ns: u64,
+    pub(crate) published: u64,
     /// Of each call that succeeded, in nanoseconds.
     pub(crate) calls: Vec<u64>,
 }
@@ -47,7 +47,6 @@ impl Publishers {
         let room = plan.messages.div_ceil(PUBLISHERS);
         let sent = |_| Sent {
             ids: Vec::with_capacity(room),
-            failed: 0,
             error: None,
         };
         Self {
@@ -65,6 +64,7 @@ impl Publishers {
         published: &AtomicU64,
     ) -> io::Result<Timing> {
         let keys = &self.keys[..];
+        let before = published.load(Ordering::Relaxed);
         let began_ns = now_ns();
         let calls = thread::scope(|scope| {
             let threads: Vec<_> = (self.links.iter_mut().zip(&mut self.sent).enumerate())
@@ -93,6 +93,7 @@ impl Publishers {
         Ok(Timing {
             began_ns,
             ended_ns: now_ns(),
+            published: published.load(Ordering::Relaxed) - before,
             calls: calls.concat(),
         })
     }
@@ -139,23 +140,23 @@ impl Hand<'_> {
                 self.publisher.publish_batch_into(&outgoing, &mut results);
             }
             let took = now_ns() - stamp;
-            let n = results.len() as u64;
             self.note(results.drain(..));
             if self.sent.error.is_none() {
                 self.calls.push(took);
-                self.published.fetch_add(n, Ordering::Relaxed);
             }
         }
     }
 
     fn note(&mut self, results: impl Iterator<Item = Result<StreamId>>) {
+        let mut published = 0;
         for result in results {
+            published += u64::from(result.is_ok());
             let id = result.unwrap_or_else(|e| {
-                self.sent.failed += 1;
                 self.sent.error.get_or_insert(e);
                 StreamId::MIN
             });
             self.sent.ids.push(id);
         }
+        self.published.fetch_add(published, Ordering::Relaxed);
     }
 }
