@@ -1,4 +1,150 @@
-//! Ordered, durable messaging over Redis Streams, without async.
+//! Ordered, durable messaging over Redis Streams, for services written without async.
+//!
+//! A topic is a number of partitions, each a Redis stream. Messages with equal keys go to one partition
+//! and are handled in the order in which they were published. A consumer is a named reader of a topic:
+//! each partition has a *lane* (one thread, one connection, one reused arena) that reads it with blocking
+//! `XREAD`s, lends what it read to your handler, and keeps a position in Redis of what is finished. What
+//! was published is handled at least once, whatever crashes. There is no async runtime anywhere, and in
+//! steady state publishing, reading, handling and position keeping allocate nothing.
+//!
+//! # A tour
+//!
+//! ```
+//! use std::time::Duration;
+//! use streamlane::{Message, Streams};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let server = streamlane::testing::PrivateServer::start()?;
+//! # let url = server.url();
+//! let streams = Streams::connect(url)?; // such as "redis://127.0.0.1:6379"
+//!
+//! let publisher = streams.publisher("orders")?;
+//! publisher.publish("order-1", "OrderPlaced", br#"{"id":1}"#)?;
+//!
+//! let consumer = streams
+//!     .consumer("orders")
+//!     .name("billing")
+//!     .messages(|_partition| |m: &Message<'_>| {
+//!         println!("{} {} {}", m.id(), m.key(), m.message_type());
+//!         Ok(())
+//!     })
+//!     .start()?;
+//!
+//! consumer.drain(Duration::from_secs(5))?; // handle everything up to the tail, then stop
+//! # Ok(()) }
+//! ```
+//!
+//! - [`Streams`] is the way in: a server and its [`Settings`].
+//! - [`Publisher`] is shared by threads; [`DedicatedPublisher`] is the fastest, for one thread.
+//! - [`ConsumerBuilder`] takes [`messages`](ConsumerBuilder::messages) one by one,
+//!   [`batches`](ConsumerBuilder::batches), or [`json`](ConsumerBuilder::json) decoded with strings
+//!   borrowed from a scratch copy. It makes a [`Consumer`].
+//! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
+//! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
+//! - [`Streams::health`] is a verdict from atomics, [`Streams::partitions`] what it is based on.
+//!
+//! # The error contract
+//!
+//! What a handler returns decides what becomes of a message. Read this before writing one: the compiler
+//! accepts a handler that drops money without a word.
+//!
+//! | what happened | the handler says | what the lane does | the position |
+//! |---|---|---|---|
+//! | done | `Ok(())` | goes on | moves past it |
+//! | it will never succeed | `parse(m)?` | logs, counts, steps over it ([`OnError::BestEffort`]) | moves past it |
+//! | it must not be skipped | `post(m).or_block()?` | hands it over again after 1, 2, 4, 8, 16, then every 30 s | stays before it |
+//! | once more, a little later | `call(m).or_retry_after(d)?` | hands it over once more after `d`, then as a bare `?` | stays, then as a bare `?` |
+//! | nothing more can be done here | `check(m).or_stop()?` | stops this partition | stays before it |
+//! | the handler panics | | as a bare `?`; the handler is made anew | as a bare `?` |
+//!
+//! A bare `?` on any error is an ordinary error. [`OnError`] decides what that means:
+//! [`BestEffort`](OnError::BestEffort) (the default) steps over the message,
+//! [`StopPartition`](OnError::StopPartition) stops the partition before it, [`Fail`](OnError::Fail)
+//! stops every consumer and makes [`Streams::wait`] return the error. Nothing is retried unless the
+//! handler asks for it: only it knows whether a second attempt can help and does no harm.
+//!
+//! Which message is concerned:
+//!
+//! - with [`messages`](ConsumerBuilder::messages) and [`json`](ConsumerBuilder::json), the one that
+//!   failed, alone;
+//! - with [`batches`](ConsumerBuilder::batches), the whole batch, unless the handler marks its progress
+//!   with [`Batch::done`] or uses [`Batch::each`]: then the first message that is not done, alone, and
+//!   the rest is handed over again.
+//!
+//! ```
+//! use std::io;
+//! use streamlane::{HandlerResult, Message, OrAction};
+//!
+//! fn post_to_ledger(_: &Message<'_>) -> Result<(), io::Error> {
+//!     Ok(())
+//! }
+//!
+//! fn handle(m: &Message<'_>) -> HandlerResult {
+//!     let text = std::str::from_utf8(m.body())?; // malformed: skipped, which is right
+//!     if text.is_empty() {
+//!         return Err("an order without content".into()); // so is this
+//!     }
+//!     post_to_ledger(m).or_block()?; // skipping this would lose money: wait for the ledger
+//!     Ok(())
+//! }
+//! # let _: fn(&Message<'_>) -> HandlerResult = handle;
+//! ```
+//!
+//! An error *type* can say it once for all with [`ConsumerBuilder::classify`]. Blocking is not free: the
+//! partition's backlog grows meanwhile, and trimming (`MaxLen`) may eat what is not read yet. It is right
+//! for "the ledger is down" and wrong for "this message is broken".
+//!
+//! Entries that are no proper messages (no body or type, a broken header block) never reach a message
+//! handler: they are ordinary errors, with their id in the log. Batch handlers see them in their place,
+//! marked as [`malformed`](Message::malformed).
+//!
+//! # Positions, and what a crash costs
+//!
+//! Everything up to a partition's position is finished. It is kept in memory without a lock and stored
+//! by a background thread within `PersistIntervalMs` (1 s) of each change ([`Persist::AsyncBatch`]). A
+//! crash hands over again what was handled since it was last stored, and loses nothing.
+//! [`Persist::SyncBatch`] and [`Persist::SyncMessage`] store it before the next batch or message is
+//! handed over, at the cost of a round trip; a graceful [`stop`](Consumer::stop) stores it in any case.
+//!
+//! A consumer that starts goes on at its stored position. [`StartFrom`] says where one begins that has
+//! none, or moves one, once.
+//!
+//! # Publishing
+//!
+//! [`publish`](Publisher::publish) is one `XADD`, written once and never sent again by itself. When it
+//! fails, [`Error::outcome`] says whether the message was stored: [`Outcome::NotApplied`] may be
+//! published again, [`Outcome::Unknown`] may be stored already. Topics are trimmed while publishing, to
+//! `MaxLen` (10 000) messages a partition *whether they were read or not*: choose it well above what
+//! arrives during the longest outage of a consumer.
+//!
+//! # When Redis is away
+//!
+//! Every lane comes back by itself after any outage, restart, failover or refusal, within 5 s of the
+//! server answering. While a server is down, the whole process asks it about once a second, and each
+//! partition writes one log line every 30 s. Calls keep to their deadlines meanwhile.
+//!
+//! # Settings
+//!
+//! [`Settings`] come from a JSON file, the environment (`Streams__Consumers__0__BatchSize=500`) and code;
+//! code goes before the environment, and the environment before the file. Everything that is wrong is
+//! refused at start, all at once, by name and with the fix.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `testing` | [`testing`](crate::testing): private servers, fault tools and the log checker |
+//! | `cli` | the program `streamlane`, with `demo` |
+//!
+//! # What it does not do (yet)
+//!
+//! One instance consumes a whole topic under one consumer name; leases between instances, work queues
+//! with retries and dead letters, buffered publishing, an outbox, metrics, TLS and clusters are not in
+//! this version. Settings that would need them are refused rather than ignored.
+#![cfg_attr(
+    not(feature = "testing"),
+    doc = "\n\n[`testing`]: https://docs.rs/streamlane"
+)]
 
 mod backoff;
 mod batch;
@@ -43,3 +189,8 @@ pub use settings::{
 };
 pub use streams::Streams;
 pub use wire::{HeaderIter, Headers, Malformed, StreamId};
+
+/// The blocks of the README are compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -16,7 +16,7 @@ use crate::{
     batch::{ArenaPool, Filter},
     clock,
     consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
-    consumer::Shared,
+    consumer::Running,
     net::{self, Connection, Gate, Interrupt, STOP, Target},
     observe::evaluate,
     publish::{PublishPlan, Topic, ensure},
@@ -57,7 +57,7 @@ struct Inner {
     keys: Keys,
     instance: InstanceId,
     pod: String,
-    consumers: Mutex<Vec<Weak<Shared>>>,
+    consumers: Mutex<Vec<Weak<Running>>>,
     end: Mutex<End>,
     ended: Condvar,
 }
@@ -113,8 +113,9 @@ impl Streams {
     /// Opens what the settings describe, after checking all of them. One log line tells the values in
     /// effect, secrets masked; each oddity is a warning of its own.
     ///
-    /// Blocks for up to `ConnectTimeoutMs` (5 s), unless the connection string says
-    /// `abortConnect=false`, which lets a service start before its server does.
+    /// Blocks for up to `ConnectTimeoutMs` (5 s); while the server says that it is loading its data, up to
+    /// `StartTimeoutMs` (60 s). A connection string with `abortConnect=false` lets a service start before
+    /// its server does.
     ///
     /// # Errors
     ///
@@ -144,12 +145,19 @@ impl Streams {
         let streams = Self {
             inner: Arc::new(inner),
         };
-        match streams.dial("streams") {
-            Ok(mut c) => advise(&mut c),
-            Err(e) if streams.inner.target.wait_for_server() && e.is_retryable() => {
-                log::warn!("{e}; going on without, as abortConnect=false says");
+        if streams.inner.target.wait_for_server() {
+            match streams.dial("streams") {
+                Ok(mut c) => advise(&mut c),
+                Err(e) if e.is_retryable() => {
+                    log::warn!("{e}; going on without, as abortConnect=false says");
+                }
+                Err(e) => return Err(e),
             }
-            Err(e) => return Err(e),
+        } else {
+            streams.when_ready(|c| {
+                advise(c);
+                Ok(())
+            })?;
         }
         Ok(streams)
     }
@@ -244,13 +252,13 @@ impl Streams {
         error.map_or(Ok(()), Err)
     }
 
-    fn running(&self) -> Vec<Arc<Shared>> {
+    fn running(&self) -> Vec<Arc<Running>> {
         let mut consumers = self.inner.consumers.lock();
         consumers.retain(|c| c.strong_count() > 0);
         consumers.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn register(&self, consumer: &Arc<Shared>) {
+    pub(crate) fn register(&self, consumer: &Arc<Running>) {
         self.inner.consumers.lock().push(Arc::downgrade(consumer));
     }
 
@@ -351,7 +359,9 @@ impl Streams {
 
     /// Tries again while the server is there but says that it will be ready later.
     fn when_ready<T>(&self, mut f: impl FnMut(&mut Connection) -> Result<T>) -> Result<T> {
-        let until: Instant = clock::now() + self.inner.settings.start_timeout;
+        let settings = &self.inner.settings;
+        let until: Instant = clock::now() + settings.start_timeout;
+        let mut told = false;
         let pause = Interrupt::default();
         loop {
             let e = match self.dial("streams-admin").and_then(|mut c| f(&mut c)) {
@@ -362,7 +372,12 @@ impl Streams {
             if !(e.is_retryable() && patient) || clock::now() >= until {
                 return Err(e);
             }
-            log::debug!("not ready to start: {e}");
+            if !std::mem::replace(&mut told, true) {
+                log::warn!(
+                    "the server is not ready: {e}; waiting for up to {:?}",
+                    settings.start_timeout
+                );
+            }
             pause.sleep(jittered(START_RETRY), STOP);
         }
     }

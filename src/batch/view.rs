@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::{
     batch::Record,
     error::{Error, ErrorKind, Result},
-    handler::Scratch,
+    handler::{HandlerResult, Scratch},
     net::{
         Interrupt, STOP,
         resp::{Cursor, Span},
@@ -64,6 +64,8 @@ pub struct Batch<'a> {
     context: &'a Context,
     /// One more than the number of messages marked done; 0 when nothing was said.
     done: Cell<usize>,
+    /// Whether `each` ended before the last message.
+    cut_short: Cell<bool>,
 }
 
 impl<'a> Batch<'a> {
@@ -73,6 +75,7 @@ impl<'a> Batch<'a> {
             records,
             context,
             done: Cell::new(0),
+            cut_short: Cell::new(false),
         }
     }
 
@@ -129,8 +132,8 @@ impl<'a> Batch<'a> {
     }
 
     /// Calls `f` with each message and marks those for which it succeeds as done, so that a failure
-    /// concerns that one message alone. Ends early, without error, when
-    /// [`is_cancelled`](Self::is_cancelled): what was not handled is handed over again later.
+    /// concerns that one message alone. Ends early when [`is_cancelled`](Self::is_cancelled): then only
+    /// what is done counts as finished, even if the handler returns `Ok`.
     ///
     /// # Errors
     ///
@@ -139,6 +142,7 @@ impl<'a> Batch<'a> {
         self.done(0);
         for (i, m) in self.messages().enumerate() {
             if self.is_cancelled() {
+                self.cut_short.set(true);
                 break;
             }
             f(&m)?;
@@ -164,6 +168,14 @@ impl<'a> Batch<'a> {
             partition: self.partition(),
             messages: self.messages().map(|m| m.to_owned()).collect(),
         }
+    }
+
+    /// Fails when `each` ended early: the handler's `Ok` is not about the rest.
+    pub(crate) fn whole(&self) -> HandlerResult {
+        if self.cut_short.get() {
+            return Err("stopping before the end of the batch".into());
+        }
+        Ok(())
     }
 
     /// How many were said to be done, if anything was said.
@@ -273,7 +285,8 @@ impl<'a> Message<'a> {
         self.context.partition
     }
 
-    /// How often this consumer has been handed it since it was read, this time included: 1 at first.
+    /// Which attempt at it this is: 1 at first, more when it is handed over again after it failed. In a
+    /// batch it counts attempts at the first message.
     pub fn attempt(&self) -> u32 {
         self.context.attempt.load(Ordering::Relaxed)
     }

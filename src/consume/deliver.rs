@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
-    Persist, StreamId,
+    Persist,
     backoff::BlockLadder,
     batch::Record,
     clock,
@@ -43,6 +43,16 @@ struct Attempts {
     blocked_since: Option<std::time::Instant>,
 }
 
+/// What a handler call was about.
+struct Called {
+    /// The first message of the read that it was given.
+    start: usize,
+    /// How many it was given.
+    handed: usize,
+    /// How many of those it marked as done, if it said anything.
+    done: Option<usize>,
+}
+
 impl Lane {
     /// Hands over every message of the last read, until all are finished or the lane has to end.
     pub(super) fn deliver(&mut self) -> Flow {
@@ -57,66 +67,68 @@ impl Lane {
             }
             attempts.made += 1;
             self.context.attempt.store(attempts.made, Relaxed);
-            let (result, handed, done) = self.call(start);
-            let Err(failure) = result else {
-                start += handed;
-                if attempts.made > 1 {
-                    self.recovered(&attempts);
+            let (result, called) = self.call(start);
+            let flow = match result {
+                Ok(()) => {
+                    start += called.handed;
+                    count(&self.monitor.handled, called.handed as u64);
+                    if attempts.made > 1 {
+                        self.recovered(&attempts);
+                    }
                     attempts = Attempts::default();
+                    self.finished(start, total)
                 }
-                attempts.made = 0;
-                count(&self.monitor.handled, handed as u64);
-                if let Flow::End(end) = self.finished(start, total) {
-                    return Flow::End(end);
+                Err(failure) if self.context.interrupt.bits() & STOP != 0 => {
+                    // Being told to stop is no failure: what is not done stays for whoever comes next.
+                    let done = called.done.unwrap_or(0);
+                    count(&self.monitor.handled, done as u64);
+                    self.move_position(start + done);
+                    let why = describe(&failure);
+                    log::debug!("{self}: a handler gave up while stopping: {why}");
+                    Flow::End(LaneEnd::Stopped)
                 }
-                continue;
+                Err(failure) => {
+                    let step = decide(&Failed {
+                        policy: self.plan.on_error,
+                        action: failure.action().or_else(|| self.classify(&failure)),
+                        handed: called.handed,
+                        done: called.done,
+                        retried: attempts.retried,
+                    });
+                    let done = called.done.unwrap_or(0);
+                    count(&self.monitor.failures, 1);
+                    count(&self.monitor.handled, done as u64);
+                    count(&self.monitor.skipped, (step.finished - done) as u64);
+                    self.report(&failure, &called, step, attempts.made);
+                    start += step.finished;
+                    self.carry_out(step, failure, start, total, &mut attempts)
+                }
             };
-            if self.context.interrupt.bits() & STOP != 0 {
-                // Being told to stop is no failure: what is not done stays for whoever comes next.
-                let done = start + done.unwrap_or(0);
-                self.move_position(start, done);
-                log::debug!(
-                    "{self}: a handler gave up while stopping: {}",
-                    describe(&failure)
-                );
-                return Flow::End(LaneEnd::Stopped);
+            if let Flow::End(end) = flow {
+                return Flow::End(end);
             }
-            let step = decide(&Failed {
-                policy: self.plan.on_error,
-                action: failure.action().or_else(|| self.classify(&failure)),
-                handed,
-                done,
-                retried: attempts.retried,
-            });
-            count(&self.monitor.failures, 1);
-            count(&self.monitor.handled, done.unwrap_or(0) as u64);
-            self.report(&failure, start, handed, step, attempts.made);
-            start += step.finished;
-            match self.carry_out(step, failure, start, total, &mut attempts) {
-                Flow::On => {}
-                end @ Flow::End(_) => return end,
-            }
-        }
-        if attempts.made > 1 {
-            self.recovered(&attempts);
         }
         Flow::On
     }
 
-    /// One handler call, for the messages from `start` on: its result, how many it was given, and how
-    /// many of those it marked as done.
-    fn call(&mut self, start: usize) -> (HandlerResult, usize, Option<usize>) {
+    /// One handler call, for the messages from `start` on.
+    fn call(&mut self, start: usize) -> (HandlerResult, Called) {
         let Self {
             reader,
             handler,
             context,
+            plan,
             ..
         } = self;
-        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
-        let called = match handler {
+        let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
+        if plan.persist == Persist::SyncMessage {
+            records = &records[..1]; // its position is stored before the next is handed over
+        }
+        let (result, handed, done) = match handler {
             Handler::Batches(h) => {
                 let batch = Batch::new(bytes, records, context);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
+                let result = result.map(|r| r.and_then(|()| batch.whole()));
                 (result, records.len(), batch.progress())
             }
             Handler::Messages(h) => {
@@ -128,43 +140,45 @@ impl Lane {
                 (result, 1, None)
             }
         };
-        match called {
-            (Ok(result), handed, done) => (result, handed, done),
-            (Err(panic), handed, done) => {
-                self.make_handler_anew();
-                (Err(panicked(&*panic)), handed, done)
-            }
-        }
+        let result = result.unwrap_or_else(|panic| {
+            self.make_handler_anew();
+            Err(panicked(&*panic))
+        });
+        (
+            result,
+            Called {
+                start,
+                handed,
+                done,
+            },
+        )
     }
 
-    /// The messages before `start` are finished: moves the position, and stores it where that has to
+    /// The messages before `end` are finished: moves the position, and stores it where that has to
     /// happen at once.
-    fn finished(&mut self, start: usize, total: usize) -> Flow {
-        self.move_position(start, start);
-        if start < total && self.plan.persist == Persist::SyncMessage {
+    fn finished(&mut self, end: usize, total: usize) -> Flow {
+        self.move_position(end);
+        if end < total && self.plan.persist == Persist::SyncMessage {
             return self.save_position();
         }
         Flow::On
     }
 
-    /// Moves the position past the messages before `end`, if there are any after `start` or none left.
-    fn move_position(&mut self, start: usize, end: usize) {
-        let records = self.reader.records();
-        let (id, nth) = if end == records.len() && start <= end {
-            // entries that were filtered out after the last message count as finished with it
-            (
-                self.reader.index().last().unwrap_or(self.reader.cursor()),
-                self.reader.index().read(),
-            )
-        } else if let Some(last) = end.checked_sub(1) {
-            (records[last].id, records[last].nth)
-        } else {
+    /// Moves the position past the messages before `end`.
+    fn move_position(&mut self, end: usize) {
+        let Some(last) = end.checked_sub(1) else {
             return;
         };
-        self.store_position(id, nth);
+        let records = self.reader.records();
+        if end == records.len() {
+            // entries that were filtered out behind the last message are finished with it
+            return self.pass_over();
+        }
+        let last = records[last];
+        self.store_position(last.id, last.nth);
     }
 
-    /// Nothing of what was read is wanted: the position moves all the same.
+    /// Everything that was read is finished, wanted or not.
     pub(super) fn pass_over(&mut self) {
         if let Some(last) = self.reader.index().last() {
             let read = self.reader.index().read();
@@ -240,21 +254,15 @@ impl Lane {
 
     /// What went wrong, with which messages, and what is done about it. One line a window; the others
     /// at debug level.
-    fn report(&mut self, failure: &Failure, start: usize, handed: usize, step: Step, attempt: u32) {
-        let records = self.reader.records();
-        let (first, last) = (&records[start], &records[start + handed - 1]);
-        // Where progress was marked, the failure is about one message.
-        let about = records.get(start + step.finished).unwrap_or(last);
+    fn report(&mut self, failure: &Failure, called: &Called, step: Step, attempt: u32) {
+        let records = &self.reader.records()[called.start..][..called.handed];
+        // Where progress was marked, the failure is about the first message that is not done.
+        let concerned = match called.done {
+            None => records,
+            Some(done) => &records[done.min(records.len() - 1)..][..1],
+        };
         let verdict = match step.then {
-            Then::GoOn => {
-                let stepped = if step.finished == handed && handed > 1 {
-                    handed as u64
-                } else {
-                    1
-                };
-                count(&self.monitor.skipped, stepped);
-                "stepped over (OnError BestEffort does not retry)"
-            }
+            Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
             Then::Block => {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"
@@ -264,18 +272,21 @@ impl Lane {
         };
         let held_back = self.quiet_failures.permit();
         let level = match (step.then, held_back) {
-            (Then::GoOn | Then::Block, None) => log::Level::Debug,
-            (Then::Retry(_), _) => log::Level::Warn,
+            (Then::GoOn | Then::Block | Then::Retry(_), None) => log::Level::Debug,
+            (Then::Retry(_), Some(_)) => log::Level::Warn,
             _ => log::Level::Error,
         };
         if !log::log_enabled!(level) {
             return;
         }
-        let of_type = about.message_type.of(self.reader.bytes()).escape_ascii();
+        let of_type = concerned[0]
+            .message_type
+            .of(self.reader.bytes())
+            .escape_ascii();
         log::log!(
             level,
             "{self}: handler failed on {} (type {of_type}, attempt {attempt}): {}: {}; {verdict}{}",
-            Range(first, last),
+            Ids(concerned),
             failure.type_name(),
             describe(failure),
             HeldBack(held_back.unwrap_or(0)),
@@ -310,16 +321,15 @@ impl Lane {
     }
 }
 
-/// The ids a call was about.
-struct Range<'a>(&'a Record, &'a Record);
+/// The ids that a failure concerns.
+struct Ids<'a>(&'a [Record]);
 
-impl std::fmt::Display for Range<'_> {
+impl std::fmt::Display for Ids<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (first, last): (StreamId, StreamId) = (self.0.id, self.1.id);
-        if first == last {
-            write!(f, "{first}")
-        } else {
-            write!(f, "{first}..{last}")
+        match self.0 {
+            [only] => write!(f, "{}", only.id),
+            [first, .., last] => write!(f, "{}..{}", first.id, last.id),
+            [] => Ok(()),
         }
     }
 }

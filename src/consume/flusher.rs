@@ -68,12 +68,12 @@ impl Flusher {
         }
     }
 
-    /// Writes each partition's position within `interval` of its change, until one of the bits of `until` is
-    /// set. The calls
-    /// are spread over the interval, so that many partitions never hold the server up together.
-    pub(crate) fn run(&mut self, interval: Duration, until: u32) {
+    /// Writes each partition's position within `interval` of its change, until one of the bits of `until`
+    /// is set; without an interval it only waits. The calls are spread over the interval, so that many
+    /// partitions never hold the server up together.
+    pub(crate) fn run(&mut self, interval: Option<Duration>, until: u32) {
         let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
-        let pause = interval / groups as u32;
+        let pause = interval.map_or(Duration::MAX, |i| i / groups as u32);
         let mut group = 0;
         while !self
             .interrupt

@@ -95,6 +95,8 @@ pub(crate) struct Lane {
 /// What keeps a lane from reading.
 struct Trouble {
     since: Instant,
+    /// Whether a line was written about it, so that its end deserves one.
+    announced: bool,
 }
 
 /// What makes one lane differ from its siblings.
@@ -112,6 +114,7 @@ impl Lane {
     /// Runs a lane on this thread until it is told to stop or its policy ends it. A panic that gets
     /// past the handler's own guard is reported, and the lane begins anew at its position.
     pub(crate) fn run(plan: &Arc<Plan>, seat: &Seat, mut writer: Writer) -> LaneEnd {
+        let mut quiet = Quiet::default();
         loop {
             let table = writer.again();
             let attempt = catch_unwind(AssertUnwindSafe(|| {
@@ -123,15 +126,14 @@ impl Lane {
             };
             let what = format!("the lane panicked: {}", panic_text(&*panic));
             seat.monitor.enter(LaneState::Refused, &what);
-            // The logger may be what panicked.
-            let _ = catch_unwind(AssertUnwindSafe(|| {
-                log::error!(
-                    "{}[{}]/{}: {what}; it begins anew",
-                    seat.topic,
-                    seat.partition,
-                    seat.consumer
-                );
-            }));
+            if let Some(more) = quiet.permit() {
+                let (topic, partition, consumer) = (&seat.topic, seat.partition, &seat.consumer);
+                // The logger may be what panicked.
+                let _ = catch_unwind(AssertUnwindSafe(|| {
+                    let more = HeldBack(more);
+                    log::error!("{topic}[{partition}]/{consumer}: {what}; it begins anew{more}");
+                }));
+            }
             seat.interrupt.sleep(RETRY, STOP);
             match table() {
                 Some(w) if seat.interrupt.bits() & STOP == 0 => writer = w,
@@ -243,7 +245,7 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let brought = self.reader.receive(before)?;
+        let brought = self.reader.receive(before, self.store.key())?;
         if before > 0 {
             self.unsaved = None;
         }
@@ -342,7 +344,7 @@ impl Lane {
             Ok(info) => match tail_of(&info) {
                 Some((added, last)) if last <= cursor => {
                     self.base = Some(added);
-                    self.writer.store(cursor, self.base);
+                    self.store_position(cursor, 0);
                 }
                 Some(_) => {} // something arrived meanwhile: next time
                 None => self.ask_ordinal = false,
@@ -361,13 +363,14 @@ impl Lane {
         self.monitor.enter(LaneState::Running, "");
         self.short_lived = false;
         if let Some(trouble) = self.trouble.take() {
-            let more = self.quiet_trouble.held_back();
-            self.quiet_trouble.reset();
-            log::info!(
-                "{self}: reads again after {:.1} s{}",
-                trouble.since.elapsed().as_secs_f64(),
-                HeldBack(more)
-            );
+            // The window outlasts the trouble, or a server that comes and goes would fill the log.
+            let level = if trouble.announced {
+                log::Level::Info
+            } else {
+                log::Level::Debug
+            };
+            let seconds = trouble.since.elapsed().as_secs_f64();
+            log::log!(level, "{self}: reads again after {seconds:.1} s");
         }
     }
 
@@ -376,8 +379,9 @@ impl Lane {
         if self.context.interrupt.bits() & STOP != 0 {
             return;
         }
-        self.trouble.get_or_insert_with(|| Trouble {
+        let trouble = self.trouble.get_or_insert_with(|| Trouble {
             since: clock::now(),
+            announced: false,
         });
         let state = match e.kind() {
             _ if self.unsaved.is_some() => LaneState::Blocked,
@@ -386,8 +390,9 @@ impl Lane {
         };
         self.monitor.enter(state, &e.to_string());
         if let Some(more) = self.quiet_trouble.permit() {
+            trouble.announced = true;
             log::error!(
-                "{self}: cannot read: {e}; it goes on trying{}",
+                "{self}: cannot go on: {e}; it keeps trying{}",
                 HeldBack(more)
             );
         }

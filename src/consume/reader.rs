@@ -203,15 +203,15 @@ impl Reader {
         resp::arg(&mut self.head, &self.key);
     }
 
-    /// Receives the replies to `before` commands, then the answer to the request, blocking until it is
+    /// Receives the replies to `before` commands about `about_key`, then the answer to the request, blocking until it is
     /// there whole. Afterwards [`records`](Self::records) are the messages.
     ///
     /// # Errors
     ///
     /// The connection must be given up after any error but the server's own.
-    pub(crate) fn receive(&mut self, before: usize) -> Result<Brought> {
+    pub(crate) fn receive(&mut self, before: usize, about_key: &[u8]) -> Result<Brought> {
         self.clear();
-        let at = self.skip_replies(before)?;
+        let at = self.skip_replies(before, about_key)?;
         self.index.clear(at);
         let mut began = None;
         loop {
@@ -362,7 +362,7 @@ impl Reader {
     }
 
     /// Receives `n` replies that are not entries; returns where they end.
-    fn skip_replies(&mut self, n: usize) -> Result<usize> {
+    fn skip_replies(&mut self, n: usize, key: &[u8]) -> Result<usize> {
         let (mut at, mut began) = (0, None);
         let mut refused = None;
         for _ in 0..n {
@@ -389,7 +389,9 @@ impl Reader {
             // The read that travelled along is still to be answered, by nobody who listens.
             Some(text) => {
                 let text = text.of(self.arena.received());
-                Err(self.about(Error::server("store position", text)))
+                Err(Error::server("store position", text)
+                    .on_key(key)
+                    .at(self.target.endpoint()))
             }
         }
     }

@@ -119,15 +119,14 @@ impl Link {
         } else {
             0
         };
-        let mut rest = messages;
+        let (mut rest, mut by) = (messages, by);
         while !rest.is_empty() {
-            match self.publish_piece(&mut rest, keyless, by, results) {
-                Ok(()) => {}
-                Err(e) => {
-                    self.connection = None;
-                    return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
-                }
+            let sent = self.publish_piece(&mut rest, keyless, by, results);
+            if let Err(e) = sent {
+                self.connection = None;
+                return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
             }
+            by = Deadline::after(self.plan.timeout);
         }
         self.used_ms = clock::coarse_ms();
     }

@@ -89,7 +89,7 @@ impl Publisher {
     /// stored all or nothing: each has its own result, and one that is too large fails alone. Those
     /// without a key go to one partition together. Memory stays bounded however many there are.
     ///
-    /// Blocks for a round trip per 128 KiB or 512 messages, within one deadline for all.
+    /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own.
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
         let by = Deadline::after(self.plan.timeout);

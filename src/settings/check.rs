@@ -380,8 +380,7 @@ mod tests {
             c().read_mode(ReadMode::Poll).max_idle_delay(Duration::ZERO),
             c().block(Duration::from_hours(1))
                 .spin(Duration::from_micros(50)),
-            c().on_error(OnError::Fail)
-                .unhealthy_stopped(Duration::ZERO),
+            c().on_error(OnError::Fail),
             c().filter(["a", "b", ""]),
         ] {
             let s = Settings::default().with_consumer(consumer);

@@ -65,9 +65,6 @@ section! {
         /// A partition blocked for longer is Unhealthy, before that Degraded.
         unhealthy_block: Duration = Duration::from_mins(5), "UnhealthyBlockSeconds",
             seconds(0, 365 * DAY);
-        /// A partition stopped for longer, with messages waiting, is Unhealthy, before that Degraded.
-        unhealthy_stopped: Duration = Duration::from_mins(5), "UnhealthyStoppedSeconds",
-            seconds(0, 365 * DAY);
         /// How long stopping waits for handlers to return and positions to be stored.
         shutdown_timeout: Duration = Duration::from_secs(10), "ShutdownTimeoutSeconds",
             seconds(1, DAY);

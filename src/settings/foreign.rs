@@ -47,8 +47,7 @@ const REFUSED: &[Refused] = &[
     },
 ];
 
-const HEALTH: &str =
-    "this version grades health by UnhealthyBlockSeconds and UnhealthyStoppedSeconds";
+const HEALTH: &str = "this version grades health by UnhealthyBlockSeconds";
 
 /// Keys that bind and do nothing, with the reason.
 const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
@@ -62,6 +61,7 @@ const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
         "UseConsumerGroup",
         "false is how every consumer works",
     ),
+    (Place::Consumers, "UnhealthyStoppedSeconds", HEALTH),
     (Place::Consumers, "UnhealthyLagMs", HEALTH),
     (Place::Consumers, "UnhealthyBehindSeconds", HEALTH),
     (Place::Consumers, "DegradedSilenceSeconds", HEALTH),

@@ -154,7 +154,7 @@ mod tests {
                 "Persist": "SyncBatch", "PersistIntervalMs": 6,
                 "Backpressure": { "Enabled": "false", "capacity": 7 }, "ReadMode": "POLL",
                 "BlockMs": 8, "ReadSlackMs": 9, "MaxIdleDelayMs": 10, "SpinMicros": 11,
-                "OnError": "Fail", "UnhealthyBlockSeconds": 12, "UnhealthyStoppedSeconds": 13,
+                "OnError": "Fail", "UnhealthyBlockSeconds": 12,
                 "ShutdownTimeoutSeconds": 14 }],
             "Producers": [{ "Topic": "p" }] } }"#,
         )
@@ -202,7 +202,6 @@ mod tests {
                     .spin(Duration::from_micros(11))
                     .on_error(OnError::Fail)
                     .unhealthy_block(Duration::from_secs(12))
-                    .unhealthy_stopped(Duration::from_secs(13))
                     .shutdown_timeout(Duration::from_secs(14)),
             )
             .with_producer(ProducerSettings::new("p"));

@@ -1,0 +1,427 @@
+//! How a consumer is described.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    Consumer, FailHook,
+    running::{Alive, Running},
+};
+use crate::{
+    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Message, MessageHandler,
+    OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedHandler,
+    consume::{Classify, Flusher, Handler, HandlerFactory, Plan, Seat},
+    handler::Typed,
+    position::Table,
+};
+
+/// A consumer being described. Made by [`Streams::consumer`]; a handler makes it
+/// [`start`](ConsumerBuilder::start)able.
+#[must_use = "a consumer does nothing before `start`"]
+pub struct ConsumerBuilder<H = NoHandler> {
+    streams: Streams,
+    seed: Seed,
+    name: Option<String>,
+    changes: Vec<Change>,
+    classify: Option<Classify>,
+    on_lane_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
+    on_fail: Option<FailHook>,
+    handler: H,
+}
+
+/// What a [`ConsumerBuilder`] has before it is given a handler.
+#[derive(Clone, Copy, Debug)]
+pub struct NoHandler;
+
+/// What a [`ConsumerBuilder`] has once it was given a handler.
+pub struct HasHandler(HandlerFactory);
+
+impl fmt::Debug for HasHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HasHandler")
+    }
+}
+
+/// Where a consumer's settings begin.
+#[derive(Clone, Debug)]
+enum Seed {
+    /// The entry for this topic, chosen once the name is known.
+    Topic(String),
+    Entry(Box<ConsumerSettings>),
+}
+
+/// What code says, which goes before what the settings say.
+type Change = Box<dyn FnOnce(ConsumerSettings) -> ConsumerSettings + Send>;
+
+impl<H: fmt::Debug> fmt::Debug for ConsumerBuilder<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerBuilder")
+            .field("seed", &self.seed)
+            .field("name", &self.name)
+            .field("handler", &self.handler)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ConsumerBuilder {
+    pub(crate) fn of_topic(streams: Streams, topic: String) -> Self {
+        Self::new(streams, Seed::Topic(topic))
+    }
+
+    pub(crate) fn of_entry(streams: Streams, entry: ConsumerSettings) -> Self {
+        Self::new(streams, Seed::Entry(Box::new(entry)))
+    }
+
+    fn new(streams: Streams, seed: Seed) -> Self {
+        Self {
+            streams,
+            seed,
+            name: None,
+            changes: Vec::new(),
+            classify: None,
+            on_lane_start: None,
+            on_fail: None,
+            handler: NoHandler,
+        }
+    }
+
+    /// Handles messages batch by batch. `make` is called on each lane, with its partition, when the lane
+    /// begins and after a panic; each lane has the handler it made to itself.
+    pub fn batches<F, B>(self, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(u32) -> B + Send + Sync + 'static,
+        B: BatchHandler + 'static,
+    {
+        self.handled_by(Arc::new(move |p| Handler::Batches(Box::new(make(p)))))
+    }
+
+    /// Handles messages one by one. `make` is as for [`batches`](Self::batches).
+    pub fn messages<F, M>(self, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(u32) -> M + Send + Sync + 'static,
+        M: MessageHandler + 'static,
+    {
+        self.handled_by(Arc::new(move |p| Handler::Messages(Box::new(make(p)))))
+    }
+
+    /// Handles messages with JSON bodies one by one, decoded. `make` is as for
+    /// [`batches`](Self::batches); for closures see [`typed`](crate::typed).
+    pub fn json<F, T>(self, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(u32) -> T + Send + Sync + 'static,
+        T: TypedHandler + 'static,
+    {
+        self.handled_by(Arc::new(move |p| {
+            Handler::Messages(Box::new(Typed::new(make(p))))
+        }))
+    }
+
+    /// Handles messages one by one with one function that all lanes share, several at a time.
+    pub fn shared<F>(self, handle: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(&Message<'_>) -> HandlerResult + Send + Sync + 'static,
+    {
+        let handle = Arc::new(handle);
+        self.messages(move |_| {
+            let handle = Arc::clone(&handle);
+            move |m: &Message<'_>| handle(m)
+        })
+    }
+
+    /// As [`shared`](Self::shared), batch by batch.
+    pub fn shared_batches<F>(self, handle: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(&Batch<'_>) -> HandlerResult + Send + Sync + 'static,
+    {
+        let handle = Arc::new(handle);
+        self.batches(move |_| {
+            let handle = Arc::clone(&handle);
+            move |b: &Batch<'_>| handle(b)
+        })
+    }
+
+    fn handled_by(self, factory: HandlerFactory) -> ConsumerBuilder<HasHandler> {
+        ConsumerBuilder {
+            streams: self.streams,
+            seed: self.seed,
+            name: self.name,
+            changes: self.changes,
+            classify: self.classify,
+            on_lane_start: self.on_lane_start,
+            on_fail: self.on_fail,
+            handler: HasHandler(factory),
+        }
+    }
+}
+
+/// Every option is also a key of [`ConsumerSettings`], where units, defaults and ranges are.
+impl<H> ConsumerBuilder<H> {
+    /// The consumer's name: positions are stored under it. Default: the `Consumer` of the settings, else
+    /// the executable's name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The most messages in one batch.
+    pub fn batch_size(self, messages: u32) -> Self {
+        self.with(move |s| s.batch_size(messages))
+    }
+
+    /// How many bytes one read aims at.
+    pub fn batch_bytes(self, bytes: u32) -> Self {
+        self.with(move |s| s.batch_bytes(bytes))
+    }
+
+    /// How long one read waits in the server.
+    pub fn block(self, at_most: Duration) -> Self {
+        self.with(move |s| s.block(at_most))
+    }
+
+    /// How much later than `block` an answer may come before the connection is given up.
+    pub fn read_slack(self, slack: Duration) -> Self {
+        self.with(move |s| s.read_slack(slack))
+    }
+
+    /// Whether reads wait in the server or poll.
+    pub fn read_mode(self, mode: ReadMode) -> Self {
+        self.with(move |s| s.read_mode(mode))
+    }
+
+    /// The longest pause between polls.
+    pub fn max_idle_delay(self, delay: Duration) -> Self {
+        self.with(move |s| s.max_idle_delay(delay))
+    }
+
+    /// How long to look for an answer without sleeping.
+    pub fn spin(self, spin: Duration) -> Self {
+        self.with(move |s| s.spin(spin))
+    }
+
+    /// When positions are stored.
+    pub fn persist(self, persist: Persist) -> Self {
+        self.with(move |s| s.persist(persist))
+    }
+
+    /// How long after a message is finished its position is stored.
+    pub fn persist_interval(self, interval: Duration) -> Self {
+        self.with(move |s| s.persist_interval(interval))
+    }
+
+    /// What an ordinary failure of the handler does.
+    pub fn on_error(self, policy: OnError) -> Self {
+        self.with(move |s| s.on_error(policy))
+    }
+
+    /// Where to begin.
+    pub fn start_from(self, from: StartFrom) -> Self {
+        self.with(move |s| s.start_from(from))
+    }
+
+    /// Begins with the first message of this moment or later.
+    pub fn start_from_date(self, moment: SystemTime) -> Self {
+        self.with(move |s| s.start_from(StartFrom::Date).start_from_date(moment))
+    }
+
+    /// Where to begin when nothing is stored.
+    pub fn start_from_when_missing(self, from: StartFrom) -> Self {
+        self.with(move |s| s.start_from_when_missing(from))
+    }
+
+    /// The message types to handle; all others are passed over.
+    pub fn filter(self, types: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let types: Vec<String> = types.into_iter().map(Into::into).collect();
+        self.with(move |s| s.filter(types))
+    }
+
+    /// Whether the next batch is read while one is handled.
+    pub fn read_ahead(self, on: bool) -> Self {
+        self.with(move |s| s.backpressure_enabled(on))
+    }
+
+    /// How long stopping waits for handlers.
+    pub fn shutdown_timeout(self, timeout: Duration) -> Self {
+        self.with(move |s| s.shutdown_timeout(timeout))
+    }
+
+    /// Says what an error type means, for errors thrown with a bare `?`: `None` leaves it an ordinary
+    /// error. Called on the lane, after a failure.
+    ///
+    /// ```no_run
+    /// # use streamlane::{Action, Message, Streams};
+    /// # #[derive(Debug)] struct LedgerError;
+    /// # impl std::fmt::Display for LedgerError {
+    /// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str("down") }
+    /// # }
+    /// # impl std::error::Error for LedgerError {}
+    /// # fn post(_: &Message<'_>) -> Result<(), LedgerError> { Ok(()) }
+    /// # fn main() -> Result<(), streamlane::Error> {
+    /// # let streams = Streams::connect("redis://127.0.0.1:6379")?;
+    /// let consumer = streams
+    ///     .consumer("orders")
+    ///     .classify(|e| e.is::<LedgerError>().then_some(Action::Block))
+    ///     .messages(|_| |m: &Message<'_>| Ok(post(m)?)) // never skipped while the ledger is down
+    ///     .start()?;
+    /// # drop(consumer); Ok(()) }
+    /// ```
+    pub fn classify<F>(mut self, classify: F) -> Self
+    where
+        F: Fn(&(dyn StdError + 'static)) -> Option<Action> + Send + Sync + 'static,
+    {
+        self.classify = Some(Arc::new(classify));
+        self
+    }
+
+    /// Called on each new lane, with its partition, before it reads: to pin it to a core, or to raise
+    /// its priority.
+    pub fn on_lane_start(mut self, f: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.on_lane_start = Some(Arc::new(f));
+        self
+    }
+
+    /// Called once, on the lane, when `OnError: Fail` ends the consumer, whose other lanes are being
+    /// stopped by then. Default: every consumer of the [`Streams`] is stopped, and [`Streams::wait`]
+    /// returns the error.
+    pub fn on_fail(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.on_fail = Some(Arc::new(f));
+        self
+    }
+
+    fn with(
+        mut self,
+        change: impl FnOnce(ConsumerSettings) -> ConsumerSettings + Send + 'static,
+    ) -> Self {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// What the settings say and code says on top.
+    fn settle(
+        streams: &Streams,
+        seed: Seed,
+        name: Option<String>,
+        changes: Vec<Change>,
+    ) -> Result<ConsumerSettings> {
+        let all = streams.settings();
+        let seed = match (seed, name) {
+            (Seed::Topic(topic), Some(name)) => all.consumer_named(&topic, &name),
+            (Seed::Topic(topic), None) => all.consumer_for(&topic)?,
+            (Seed::Entry(entry), Some(name)) => entry.consumer(name),
+            (Seed::Entry(entry), None) => *entry,
+        };
+        Ok(changes
+            .into_iter()
+            .fold(seed, |settings, change| change(settings)))
+    }
+}
+
+impl ConsumerBuilder<HasHandler> {
+    /// Starts one lane per partition and returns once they run. The topic is created if it is missing,
+    /// and where to begin is settled (and stored, unless `Persist` is `None`) before this returns.
+    ///
+    /// Blocks for a few round trips; while the server says that it is loading its data, up to
+    /// `StartTimeoutMs`.
+    ///
+    /// # Errors
+    ///
+    /// Settings that contradict one another, a consumer of this topic and name that runs in this process
+    /// already, a topic that does not fit its settings, or a server that cannot be reached.
+    pub fn start(self) -> Result<Consumer> {
+        let ConsumerBuilder {
+            streams,
+            seed,
+            name,
+            changes,
+            classify,
+            on_lane_start,
+            on_fail,
+            handler,
+        } = self;
+        let settings = Self::settle(&streams, seed, name, changes)?;
+        let prepared = streams.prepare(&settings)?;
+        let persisted = prepared.settings.persist != Persist::None;
+        let table = Arc::new(Table::new(prepared.starts.len() as u32));
+        for (p, start) in prepared.starts.iter().enumerate() {
+            if let Some(mut w) = table.writer(p as u32) {
+                w.store(start.id, start.ordinal);
+            }
+        }
+        let plan = Arc::new(Plan {
+            read: Arc::clone(&prepared.read_plan),
+            read_ahead: prepared.settings.reads_ahead(),
+            idle_cap: prepared.settings.max_idle_delay,
+            persist: prepared.settings.persist,
+            on_error: prepared.settings.on_error,
+            classify,
+            factory: handler.0,
+            on_start: on_lane_start,
+            pool: prepared.pool.clone(),
+            target: Arc::clone(&prepared.target),
+            store: prepared.store.clone(),
+        });
+        let seats = (0..table.len()).map(|p| {
+            Arc::new(Seat {
+                topic: Arc::clone(&prepared.topic),
+                consumer: Arc::clone(&prepared.consumer),
+                partition: p,
+                key: prepared.streams[p as usize].clone(),
+                client_name: prepared.client_name(&format!("p{p}")),
+                interrupt: Arc::default(),
+                monitor: Arc::default(),
+            })
+        });
+        let running = Arc::new(Running {
+            topic: Arc::clone(&prepared.topic),
+            name: Arc::clone(&prepared.consumer),
+            table: Arc::clone(&table),
+            seats: seats.collect(),
+            stream_keys: prepared.streams,
+            shutdown_timeout: prepared.settings.shutdown_timeout,
+            unhealthy_block: prepared.settings.unhealthy_block,
+            flush_interrupt: Arc::default(),
+            lanes: Alive::default(),
+            flusher: Alive::default(),
+            threads: Mutex::default(),
+            failed: AtomicBool::new(false),
+            unsaved: Mutex::default(),
+            _name: prepared.name_guard,
+        });
+        let consumer = Consumer {
+            running: Arc::clone(&running),
+            streams: streams.clone(),
+        };
+        if persisted {
+            let flusher = Flusher::new(
+                format!("{}/{}", running.topic, running.name),
+                table,
+                prepared.store,
+                prepared.target,
+                prepared.flusher_name,
+                Arc::clone(&running.flush_interrupt),
+                prepared.flush_timeout,
+            );
+            // In sync modes lanes store positions themselves; what is left at the end is the flusher's.
+            let settings = &prepared.settings;
+            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
+            running.spawn_flusher(flusher, interval)?;
+        }
+        streams.register(&running);
+        for seat in &running.seats {
+            running.spawn_lane(seat, &plan, on_fail.clone(), &streams)?;
+        }
+        log::info!(
+            "{}/{}: {} lanes started, instance {}",
+            running.topic,
+            running.name,
+            running.seats.len(),
+            streams.instance()
+        );
+        Ok(consumer)
+    }
+}

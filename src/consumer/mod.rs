@@ -1,0 +1,178 @@
+//! A consumer: how one is described, and the handle to a running one.
+
+mod builder;
+mod running;
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams, clock,
+    consume::{PAUSE, last_entry},
+    net::{Interrupt, STOP},
+};
+
+pub use builder::{ConsumerBuilder, HasHandler, NoHandler};
+pub(crate) use running::Running;
+
+/// What a user wants to be told when `OnError: Fail` ends a consumer.
+type FailHook = Arc<dyn Fn(&Error) + Send + Sync>;
+
+/// How often a draining consumer is looked at.
+const DRAIN_TICK: Duration = Duration::from_millis(2);
+
+/// A running consumer. Dropping it stops it, which blocks for up to its shutdown timeout.
+#[must_use = "dropping it stops the consumer"]
+pub struct Consumer {
+    running: Arc<Running>,
+    streams: Streams,
+}
+
+/// What a consumer left when it stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Stopped {
+    /// The position of each partition: everything up to it is finished.
+    pub positions: Vec<StreamId>,
+    /// Partitions whose position could not be stored; what they handled last will be handled again.
+    pub unsaved: Vec<u32>,
+    /// Partitions whose handler did not return in time.
+    pub still_running: Vec<u32>,
+}
+
+impl Consumer {
+    /// The topic it reads.
+    pub fn topic(&self) -> &str {
+        &self.running.topic
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.running.name
+    }
+
+    /// Stops: no handler call starts any more, those that run are told (`is_cancelled`) and waited for,
+    /// and positions are stored. Returns what was left.
+    ///
+    /// Blocks for up to the shutdown timeout (10 s by default), usually far less: reads that wait in the
+    /// server are cut short. Calling it again, or from several threads, is fine. From inside a handler it
+    /// returns at once, and the consumer stops when the handler returns.
+    pub fn stop(&self) -> Stopped {
+        self.running.stop()
+    }
+
+    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Timeout`] when it was not done in time, and [`ErrorKind::Stopped`] when a partition
+    /// was stopped by its error policy; the consumer is stopped in either case. Any error of asking the
+    /// server how far there is to go.
+    pub fn drain(&self, timeout: Duration) -> Result<Stopped> {
+        let until = clock::now() + timeout;
+        let outcome = self.await_tail(until);
+        let stopped = self.stop();
+        outcome.map(|()| stopped)
+    }
+
+    /// Holds all partitions: no handler call starts until [`resume`](Self::resume), and positions stay.
+    /// Calls that run are not waited for.
+    pub fn pause(&self) {
+        for seat in &self.running.seats {
+            seat.interrupt.set(PAUSE);
+        }
+    }
+
+    /// Lets all partitions go on.
+    pub fn resume(&self) {
+        for seat in &self.running.seats {
+            seat.interrupt.clear(PAUSE);
+        }
+    }
+
+    /// Holds one partition. False when there is no such partition.
+    pub fn pause_partition(&self, partition: u32) -> bool {
+        let seat = self.running.seats.get(partition as usize);
+        seat.map(|s| s.interrupt.set(PAUSE)).is_some()
+    }
+
+    /// Lets one partition go on. False when there is no such partition.
+    pub fn resume_partition(&self, partition: u32) -> bool {
+        let seat = self.running.seats.get(partition as usize);
+        seat.map(|s| s.interrupt.clear(PAUSE)).is_some()
+    }
+
+    /// How far a partition is finished, in memory: what is stored follows within `PersistIntervalMs`.
+    /// `None` when there is no such partition.
+    pub fn position(&self, partition: u32) -> Option<Snapshot> {
+        (partition < self.running.table.len()).then(|| self.running.table.load(partition))
+    }
+
+    /// A snapshot of every partition.
+    pub fn partitions(&self) -> Vec<PartitionStatus> {
+        self.running.statuses().collect()
+    }
+
+    /// Waits until every partition is where its stream ends now.
+    fn await_tail(&self, until: Instant) -> Result<()> {
+        let tails = self.streams.on_control(|connection, timeout| {
+            let keys = self.running.stream_keys.iter();
+            keys.map(|key| last_entry(connection, key, timeout))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        let empty_reads = |p: usize| {
+            self.running.seats[p]
+                .monitor
+                .empty_reads
+                .load(Ordering::Relaxed)
+        };
+        let before: Vec<u64> = (0..tails.len()).map(empty_reads).collect();
+        let mut left: BTreeSet<usize> = (0..tails.len()).collect();
+        let pause = Interrupt::default();
+        loop {
+            left.retain(|p| {
+                // The last entry may be deleted before it is reached: then two reads that find nothing,
+                // the second of which began after this call, are proof enough.
+                let reached = self.running.table.load(*p as u32).id >= tails[*p];
+                !reached && empty_reads(*p) < before[*p] + 2
+            });
+            let Some(p) = left.first() else { return Ok(()) };
+            let status = self.running.statuses().nth(*p);
+            let told = status
+                .map(|s| format!("{s} is {:?} {}", s.state, s.reason))
+                .unwrap_or_default();
+            let ended = self.running.seats[*p].monitor.state() == LaneState::Stopped;
+            if ended {
+                return Err(Error::new(ErrorKind::Stopped, "drain", told));
+            }
+            if clock::now() >= until {
+                let what = format!(
+                    "{} partitions did not reach their end in time: {told}",
+                    left.len()
+                );
+                return Err(Error::new(ErrorKind::Timeout, "drain", what));
+            }
+            pause.sleep(DRAIN_TICK, STOP);
+        }
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.running.stop();
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("topic", &self.running.topic)
+            .field("name", &self.running.name)
+            .field("partitions", &self.running.seats.len())
+            .finish_non_exhaustive()
+    }
+}
