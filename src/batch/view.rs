@@ -64,6 +64,8 @@ pub struct Batch<'a> {
     context: &'a Context,
     /// One more than the number of messages marked done; 0 when nothing was said.
     done: Cell<usize>,
+    /// Whether `each` returned before its end without an error.
+    left_early: Cell<bool>,
 }
 
 impl<'a> Batch<'a> {
@@ -73,6 +75,7 @@ impl<'a> Batch<'a> {
             records,
             context,
             done: Cell::new(0),
+            left_early: Cell::new(false),
         }
     }
 
@@ -139,6 +142,7 @@ impl<'a> Batch<'a> {
         self.done(0);
         for (i, m) in self.messages().enumerate() {
             if self.is_cancelled() {
+                self.left_early.set(true);
                 break;
             }
             f(&m)?;
@@ -169,6 +173,12 @@ impl<'a> Batch<'a> {
     /// How many were said to be done, if anything was said.
     pub(crate) fn progress(&self) -> Option<usize> {
         self.done.get().checked_sub(1)
+    }
+
+    /// How many are finished by a call that returned without an error.
+    pub(crate) fn finished(&self) -> usize {
+        let left_early = self.left_early.get();
+        self.progress().filter(|_| left_early).unwrap_or(self.len())
     }
 }
 

@@ -103,8 +103,8 @@ impl Lane {
         Flow::On
     }
 
-    /// One handler call, for the messages from `start` on: its result, how many it was given, and how
-    /// many of those it marked as done.
+    /// One handler call, for the messages from `start` on: its result, how many that is about (all it was
+    /// given, unless it left some for later), and how many of those it marked as done.
     fn call(&mut self, start: usize) -> (HandlerResult, usize, Option<usize>) {
         let Self {
             reader,
@@ -117,7 +117,11 @@ impl Lane {
             Handler::Batches(h) => {
                 let batch = Batch::new(bytes, records, context);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
-                (result, records.len(), batch.progress())
+                let about = match &result {
+                    Ok(Ok(())) => batch.finished(),
+                    _ => records.len(),
+                };
+                (result, about, batch.progress())
             }
             Handler::Messages(h) => {
                 let message = Message::new(bytes, &records[0], context);
