@@ -110,11 +110,16 @@ impl Lane {
             reader,
             handler,
             context,
+            plan,
             ..
         } = self;
         let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
         let called = match handler {
             Handler::Batches(h) => {
+                let records = match plan.persist {
+                    Persist::SyncMessage => &records[..1],
+                    _ => records,
+                };
                 let batch = Batch::new(bytes, records, context);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
                 let about = match &result {
