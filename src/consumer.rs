@@ -417,7 +417,9 @@ impl ConsumerBuilder<HasHandler> {
                 Arc::clone(&shared.flush_interrupt),
                 prepared.flush_timeout,
             );
-            shared.spawn_flusher(flusher, prepared.settings.persist_interval)?;
+            let settings = &prepared.settings;
+            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
+            shared.spawn_flusher(flusher, interval)?;
         }
         streams.register(&shared);
         for lane in &shared.lanes {
@@ -504,14 +506,27 @@ impl Drop for Leave {
 }
 
 impl Shared {
-    fn spawn_flusher(self: &Arc<Self>, mut flusher: Flusher, interval: Duration) -> Result<()> {
+    /// Without an interval the lanes store their positions themselves. A second writer beside them would
+    /// bring older ones back, so only what they leave is stored then.
+    fn spawn_flusher(
+        self: &Arc<Self>,
+        mut flusher: Flusher,
+        interval: Option<Duration>,
+    ) -> Result<()> {
         let leave = Leave(Arc::clone(self));
         self.spawn("positions".into(), move || {
             let shared = &leave.0;
             flusher.run(interval, CLOSING);
-            // The lanes' last positions are in the table once all have left.
+            // Handlers that end slowly still finish messages, and the process may be killed before they
+            // have ended: what they finish is stored as quickly as ever.
             let until = clock::now() + shared.shutdown_timeout;
-            shared.live.wait_for(1, until);
+            let mut pause = interval.map_or(shared.shutdown_timeout, |i| i.min(PROMPT_EXIT));
+            while !shared.live.wait_for(1, until.min(clock::now() + pause)) && clock::now() < until
+            {
+                flusher.flush_all();
+                pause = interval.unwrap_or(shared.shutdown_timeout);
+            }
+            // The lanes' last positions are in the table once all have left.
             let unsaved = flusher.flush_all();
             if !unsaved.is_empty() {
                 log::warn!(
@@ -666,6 +681,8 @@ impl Shared {
 const STACK_BYTES: usize = 2 * 1024 * 1024;
 /// How much longer than the shutdown timeout the flusher may take to notice that it is over.
 const GRACE: Duration = Duration::from_millis(500);
+/// Lanes whose handlers heed a stop have left after so long.
+const PROMPT_EXIT: Duration = Duration::from_millis(10);
 /// How often a draining consumer is looked at.
 const DRAIN_TICK: Duration = Duration::from_millis(2);
 

@@ -69,9 +69,13 @@ impl Flusher {
     }
 
     /// Writes each partition's position within `interval` of its change, until one of the bits of `until` is
-    /// set. The calls
-    /// are spread over the interval, so that many partitions never hold the server up together.
-    pub(crate) fn run(&mut self, interval: Duration, until: u32) {
+    /// set. The calls are spread over the interval, so that many partitions never hold the server up
+    /// together. Without an interval it writes nothing.
+    pub(crate) fn run(&mut self, interval: Option<Duration>, until: u32) {
+        let Some(interval) = interval else {
+            self.interrupt.wait_set(until);
+            return;
+        };
         let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
         let pause = interval / groups as u32;
         let mut group = 0;

@@ -98,6 +98,14 @@ impl Interrupt {
         }
     }
 
+    /// Waits until one of the bits `wanted` is set.
+    pub(crate) fn wait_set(&self, wanted: u32) {
+        let mut state = self.state.lock();
+        while self.bits() & wanted == 0 {
+            self.woken.wait(&mut state);
+        }
+    }
+
     /// Waits until none of the bits `held` is set, or one of `wake_on` is.
     pub(crate) fn wait_clear(&self, held: u32, wake_on: u32) {
         let mut state = self.state.lock();
