@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::RefCell,
     error::Error as StdError,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -111,6 +112,8 @@ impl Lane {
             handler,
             context,
             plan,
+            writer,
+            base,
             ..
         } = self;
         let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
@@ -120,7 +123,12 @@ impl Lane {
                     Persist::SyncMessage => &records[..1],
                     _ => records,
                 };
-                let batch = Batch::new(bytes, records, context);
+                let writer = RefCell::new(writer);
+                let finish = |r: &Record| {
+                    let ordinal = base.map(|n| n + u64::from(r.nth));
+                    writer.borrow_mut().store(r.id, ordinal);
+                };
+                let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
                 let about = match &result {
                     Ok(Ok(())) => batch.finished(),
