@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::RefCell,
     error::Error as StdError,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -118,6 +119,8 @@ impl Lane {
             handler,
             context,
             plan,
+            writer,
+            base,
             ..
         } = self;
         let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
@@ -126,7 +129,12 @@ impl Lane {
         }
         let (result, handed, done) = match handler {
             Handler::Batches(h) => {
-                let batch = Batch::new(bytes, records, context);
+                let writer = RefCell::new(writer);
+                let finish = |r: &Record| {
+                    let ordinal = base.map(|n| n + u64::from(r.nth));
+                    writer.borrow_mut().store(r.id, ordinal);
+                };
+                let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
                 let result = result.map(|r| r.and_then(|()| batch.whole()));
                 (result, records.len(), batch.progress())
