@@ -354,3 +354,7 @@ struct Seen {
     first_type: Option<Span>,
     headers: Option<Span>,
 }
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;
