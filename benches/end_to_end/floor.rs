@@ -62,11 +62,15 @@ impl Wire {
         }
     }
 
-    /// Throws away what has arrived, without waiting for more.
-    pub(crate) fn discard(&mut self) -> io::Result<()> {
-        match recv(&self.socket, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+    /// How many line ends have arrived; waits for some only if asked to. What arrived is thrown away.
+    pub(crate) fn line_ends(&mut self, flags: RecvFlags) -> io::Result<u64> {
+        match recv(&self.socket, &mut self.buffer[..], flags) {
             Ok((_, 0)) => Err(ErrorKind::UnexpectedEof.into()),
-            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Ok((_, n)) => {
+                let arrived = self.buffer[..n].iter();
+                Ok(arrived.map(|b| u64::from(*b == b'\n')).sum())
+            }
+            Err(Errno::AGAIN) => Ok(0),
             Err(e) => Err(e.into()),
         }
     }

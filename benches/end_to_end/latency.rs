@@ -11,6 +11,7 @@ use std::{
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use rustix::net::RecvFlags;
 use streamlane::{LaneState, Message, StartFrom, testing::eventually};
 
 use crate::{
@@ -24,6 +25,8 @@ pub(crate) const TOPIC: &str = "latency";
 
 /// Messages a second.
 const RATE: u64 = 10_000;
+/// Lines in the answer to an XADD.
+const LINES: u64 = 2;
 /// After this long without an end something is broken.
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -117,11 +120,16 @@ fn publish(bench: &Bench, size: usize) -> Outcome<f64> {
             let stamp = place_of(&body, &bytes).ok_or("no body in the command")?;
             let before = Mark::now(bench.server_pid()?);
             let start = now_ns();
+            let mut answered = 0;
             for i in 0..bench.options.paced {
                 sleep_until(start + i * 1_000_000_000 / RATE);
                 bytes[stamp..stamp + 8].copy_from_slice(&now_ns().to_le_bytes());
                 wire.send(&bytes)?;
-                wire.discard()?;
+                answered += wire.line_ends(RecvFlags::DONTWAIT)?;
+            }
+            // hanging up earlier would take back what the server has not looked at yet
+            while answered < bench.options.paced * LINES {
+                answered += wire.line_ends(RecvFlags::empty())?;
             }
             let after = Mark::now(bench.server_pid()?);
             Ok((after.client - before.client) as f64 / 1e3)
