@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use streamlane::testing::{PrivateServer, Report, Rules};
+use streamlane::{
+    Message, Persist,
+    testing::{PrivateServer, Report, Rules, eventually},
+};
 
 use crate::{
-    SLACK,
+    CONSUMER, PATIENCE, SLACK, TOPIC,
     dice::Dice,
     load::Load,
-    number_from_env, open,
+    number_from_env, open, positions_key,
     proof::Logs,
     turn,
     worker::{Job, Keeps, Worker},
@@ -45,6 +48,35 @@ fn a_killed_consumer_that_stores_each_message_repeats_at_most_the_one_in_hand() 
     }
     repeated.retain(|_, n| *n > 1);
     assert!(repeated.is_empty(), "more than one in hand: {repeated:?}");
+}
+
+#[test]
+fn where_lanes_store_each_message_nobody_else_can_bring_an_older_position_back() {
+    let _turn = turn();
+    let server = PrivateServer::start().unwrap();
+    let streams = open(&server.url());
+    let start = |name: &str, persist| {
+        let consumer = streams.consumer(TOPIC).name(name).persist(persist);
+        consumer.shared(|_: &Message<'_>| Ok(())).start().unwrap()
+    };
+    let _careful = start("careful", Persist::SyncMessage);
+    let lazy = start(CONSUMER, Persist::AsyncBatch);
+    let publisher = streams.publisher(TOPIC).unwrap();
+    // The flusher of one stores positions twice; that of the other has had reason to as well.
+    for _ in 0..2 {
+        publisher.publish("key", "T", "body").unwrap();
+        let key = positions_key();
+        let stored = || server.command(&["HGETALL", &key]).unwrap();
+        let before = stored();
+        let flushed = || stored() != before;
+        assert!(eventually(PATIENCE, flushed), "{:?}", lazy.partitions());
+    }
+    let clients = server.command(&["CLIENT", "LIST"]).unwrap().text();
+    let flusher = |name: &str| {
+        let name = format!("name=streams-positions:{TOPIC}:{name}:");
+        clients.matches(&name).count()
+    };
+    assert_eq!((flusher(CONSUMER), flusher("careful")), (1, 0), "{clients}");
 }
 
 struct Setting {
