@@ -223,8 +223,13 @@ impl Index {
                     self.streams = Streams::Flat;
                     break n;
                 }
-                Head::Push(n) | Head::Attribute(n) => {
+                Head::Push(n) => {
                     for _ in 0..n {
+                        c.skip()?;
+                    }
+                }
+                Head::Attribute(pairs) => {
+                    for _ in 0..2 * pairs {
                         c.skip()?;
                     }
                 }
@@ -349,3 +354,7 @@ struct Seen {
     first_type: Option<Span>,
     headers: Option<Span>,
 }
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

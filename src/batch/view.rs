@@ -62,6 +62,8 @@ pub struct Batch<'a> {
     arena: &'a [u8],
     records: &'a [Record],
     context: &'a Context,
+    /// Told of the last message that is done.
+    finish: &'a dyn Fn(&Record),
     /// One more than the number of messages marked done; 0 when nothing was said.
     done: Cell<usize>,
     /// Whether `each` ended before the last message.
@@ -69,11 +71,17 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(arena: &'a [u8], records: &'a [Record], context: &'a Context) -> Self {
+    pub(crate) fn new(
+        arena: &'a [u8],
+        records: &'a [Record],
+        context: &'a Context,
+        finish: &'a dyn Fn(&Record),
+    ) -> Self {
         Self {
             arena,
             records,
             context,
+            finish,
             done: Cell::new(0),
             cut_short: Cell::new(false),
         }
@@ -121,14 +129,23 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Says that messages `0..n` are finished and need not be handed over again if the call fails.
+    /// Says that messages `0..n` are finished and need not be handed over again if the call fails. The
+    /// position moves past them at once, so that under `AsyncBatch` they are stored within
+    /// `PersistIntervalMs` however long the call goes on.
     ///
     /// Once said, even as `done(0)`, a failure concerns message `n` alone: a skip steps over it and the
     /// rest is handed over again. When it is never said, a failure concerns the whole batch. Smaller
     /// numbers than before and numbers beyond the end are brought into range.
     pub fn done(&self, n: usize) {
-        let n = n.min(self.len()) + 1;
-        self.done.set(self.done.get().max(n));
+        let n = n.min(self.len());
+        let before = self.done.get();
+        if n < before {
+            return;
+        }
+        self.done.set(n + 1);
+        if let Some(last) = n.checked_sub(1) {
+            (self.finish)(&self.records[last]);
+        }
     }
 
     /// Calls `f` with each message and marks those for which it succeeds as done, so that a failure

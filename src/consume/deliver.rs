@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::RefCell,
     error::Error as StdError,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -80,7 +81,9 @@ impl Lane {
                 }
                 Err(failure) if self.context.interrupt.bits() & STOP != 0 => {
                     // Being told to stop is no failure: what is not done stays for whoever comes next.
-                    self.move_position(start + called.done.unwrap_or(0));
+                    let done = called.done.unwrap_or(0);
+                    count(&self.monitor.handled, done as u64);
+                    self.move_position(start + done);
                     let why = describe(&failure);
                     log::debug!("{self}: a handler gave up while stopping: {why}");
                     Flow::End(LaneEnd::Stopped)
@@ -93,8 +96,10 @@ impl Lane {
                         done: called.done,
                         retried: attempts.retried,
                     });
+                    let done = called.done.unwrap_or(0);
                     count(&self.monitor.failures, 1);
-                    count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
+                    count(&self.monitor.handled, done as u64);
+                    count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
                     start += step.finished;
                     self.carry_out(step, failure, start, total, &mut attempts)
@@ -113,12 +118,23 @@ impl Lane {
             reader,
             handler,
             context,
+            plan,
+            writer,
+            base,
             ..
         } = self;
-        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
+        if plan.persist == Persist::SyncMessage {
+            records = &records[..1]; // its position is stored before the next is handed over
+        }
         let (result, handed, done) = match handler {
             Handler::Batches(h) => {
-                let batch = Batch::new(bytes, records, context);
+                let writer = RefCell::new(writer);
+                let finish = |r: &Record| {
+                    let ordinal = base.map(|n| n + u64::from(r.nth));
+                    writer.borrow_mut().store(r.id, ordinal);
+                };
+                let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
                 let result = result.map(|r| r.and_then(|()| batch.whole()));
                 (result, records.len(), batch.progress())
@@ -254,10 +270,7 @@ impl Lane {
             Some(done) => &records[done.min(records.len() - 1)..][..1],
         };
         let verdict = match step.then {
-            Then::GoOn => {
-                count(&self.monitor.skipped, concerned.len() as u64);
-                "stepped over (OnError BestEffort does not retry)"
-            }
+            Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
             Then::Block => {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"

@@ -75,9 +75,9 @@ pub(crate) struct Lane {
     pub(super) context: Context,
     pub(super) monitor: Arc<Monitor>,
     pub(super) quiet_failures: Quiet,
-    writer: Writer,
+    pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
-    base: Option<u64>,
+    pub(super) base: Option<u64>,
     /// Whether the server can tell ordinals.
     ask_ordinal: bool,
     store: PositionStore,
@@ -344,7 +344,7 @@ impl Lane {
             Ok(info) => match tail_of(&info) {
                 Some((added, last)) if last <= cursor => {
                     self.base = Some(added);
-                    self.writer.store(cursor, self.base);
+                    self.store_position(cursor, 0);
                 }
                 Some(_) => {} // something arrived meanwhile: next time
                 None => self.ask_ordinal = false,

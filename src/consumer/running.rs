@@ -2,7 +2,10 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -23,6 +26,8 @@ use crate::{
 const CLOSING: u32 = 1 << 2;
 /// What a handler may use of a lane's stack.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
+/// Lanes whose handlers heed a stop have ended after so long.
+const PROMPT_EXIT: Duration = Duration::from_millis(10);
 /// How much longer than the shutdown timeout the flusher may take to notice that it is over.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -39,10 +44,12 @@ pub(crate) struct Running {
     pub(super) lanes: Alive,
     pub(super) flusher: Alive,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Whether `OnError: Fail` has ended it.
+    pub(super) failed: AtomicBool,
     /// Partitions whose last position could not be stored.
     pub(super) unsaved: Mutex<Vec<u32>>,
-    /// Held by the lanes too: while a handler is stuck, another consumer of the name would overlap it.
-    pub(super) _name: NameGuard,
+    /// Given back when every thread has ended, and no sooner: two of one name would overlap.
+    pub(super) guard: Mutex<Option<NameGuard>>,
 }
 
 /// Threads of which one wants to know that they have ended, however they do. Each holds a sender that
@@ -87,10 +94,16 @@ impl Running {
         let (running, alive) = (Arc::clone(self), self.flusher.sign());
         self.spawn("positions".into(), move || {
             flusher.run(interval, CLOSING);
-            // The lanes' last positions are in the table once they have ended.
-            running
-                .lanes
-                .all_ended(clock::now() + running.shutdown_timeout);
+            // Handlers that end slowly still finish messages, and the process may be killed before they
+            // are done: what they finish is stored as quickly as ever.
+            let until = clock::now() + running.shutdown_timeout;
+            let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
+            while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
+            {
+                flusher.flush_all();
+                pause = interval.unwrap_or(running.shutdown_timeout);
+            }
+            // Now the lanes' last positions are in the table.
             let unsaved = flusher.flush_all();
             if !unsaved.is_empty() {
                 log::warn!(
@@ -123,7 +136,7 @@ impl Running {
         let name = format!("lane{}-{}", seat.partition, seat.topic);
         self.spawn(name, move || {
             match Lane::run(&plan, &seat, writer) {
-                LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, "stopped"),
+                LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
                 LaneEnd::ByPolicy(why) => {
                     seat.monitor.enter(LaneState::Stopped, &why);
                     log::warn!(
@@ -136,8 +149,14 @@ impl Running {
                 LaneEnd::Failed(e) => {
                     seat.monitor.enter(LaneState::Stopped, &e.to_string());
                     match &on_fail {
-                        Some(hook) => hook(&e),
                         None => streams.fail(e),
+                        // Other lanes may fail before they hear of it.
+                        Some(hook) if !running.failed.swap(true, Ordering::Relaxed) => {
+                            log::error!("stopping {}/{}: {e}", running.topic, running.name);
+                            running.signal_stop();
+                            hook(&e);
+                        }
+                        Some(_) => {}
                     }
                 }
             }
@@ -192,13 +211,16 @@ impl Running {
             self.flush_interrupt.cut(STOP);
             self.flusher.all_ended(clock::now() + GRACE);
         }
-        let mut threads = self.threads.lock();
         if lanes_ended {
-            for thread in threads.drain(..) {
+            // What a lane drops last may be a handle of this consumer, which takes the lock.
+            let threads = std::mem::take(&mut *self.threads.lock());
+            for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
             }
+            drop(self.guard.lock().take());
             return;
         }
+        let threads = self.threads.lock();
         let stuck: Vec<_> = threads
             .iter()
             .filter(|t| !t.is_finished())

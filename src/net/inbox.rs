@@ -84,6 +84,11 @@ impl Inbox {
         self.at = 0;
     }
 
+    /// Whether every byte received was part of a reply that was asked for.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.at == self.filled
+    }
+
     /// The next reply. Aggregates are refused: commands that answer with one are not for here.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ pub struct PartitionStatus {
     pub partition: u32,
     /// What its lane is doing.
     pub state: LaneState,
-    /// Why, unless it is just running.
+    /// Why. Empty while it runs, and when it was told to pause or to stop.
     pub reason: String,
     /// For how long it has been in this state.
     pub in_state: Duration,
@@ -34,6 +34,13 @@ pub struct PartitionStatus {
     pub connects: u64,
     /// From when on a blocked partition is unhealthy (`UnhealthyBlockSeconds`).
     pub unhealthy_block: Duration,
+}
+
+impl PartitionStatus {
+    /// Whether it ended because it was told to: that is nothing to worry about.
+    fn was_dismissed(&self) -> bool {
+        self.state == LaneState::Stopped && self.reason.is_empty()
+    }
 }
 
 impl fmt::Display for PartitionStatus {
@@ -88,10 +95,12 @@ pub struct Health {
 }
 
 /// Judges a process by its partitions, and by what is known of its server: `down` says why it cannot be
-/// reached. The first rule that applies decides.
+/// reached. Partitions that were told to stop do not count. The first rule that applies decides.
 pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
     use LaneState::{Blocked, Disconnected, Refused, Starting, Stopped};
-    let first = |state| partitions.iter().find(|p| p.state == state);
+    let judged = partitions.iter().filter(|p| !p.was_dismissed());
+    let partitions: Vec<&PartitionStatus> = judged.collect();
+    let first = |state| partitions.iter().copied().find(|p| p.state == state);
     let all = |state| !partitions.is_empty() && partitions.iter().all(|p| p.state == state);
     let verdict = |status, rule, description| Health {
         status,
@@ -123,7 +132,7 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
         );
     }
     let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
-    if let Some(p) = partitions.iter().find(too_long) {
+    if let Some(p) = partitions.iter().copied().find(too_long) {
         let limit = p.unhealthy_block.as_secs();
         let what = format!(
             "{}; UnhealthyBlockSeconds is {limit}",
@@ -132,12 +141,8 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
         return verdict(Status::Unhealthy, Rule::BlockedTooLong, what);
     }
     if all(Stopped) {
-        let p = &partitions[0];
-        return verdict(
-            Status::Unhealthy,
-            Rule::AllPartitionsStopped,
-            told(p, "has been stopped"),
-        );
+        let what = told(partitions[0], "has been stopped");
+        return verdict(Status::Unhealthy, Rule::AllPartitionsStopped, what);
     }
     if all(Starting) {
         let what = "no partition has read anything yet".to_owned();
@@ -264,6 +269,21 @@ mod tests {
             assert_eq!((h.status, h.rule), (*status, *rule), "{states:?} {down:?}");
             assert_eq!(h.description.is_empty(), h.rule == Rule::Fine);
         }
+    }
+
+    #[test]
+    fn partitions_that_were_told_to_stop_do_not_count() {
+        let dismissed = || PartitionStatus {
+            reason: String::new(),
+            ..partition(LaneState::Stopped, 9)
+        };
+        let rule = |partitions: &[PartitionStatus]| evaluate(partitions, None).rule;
+        assert_eq!(rule(&[dismissed()]), Rule::Fine);
+        let running = partition(LaneState::Running, 9);
+        assert_eq!(rule(&[dismissed(), running]), Rule::Fine);
+        // what is left of a consumer whose policy ended it
+        let failed = partition(LaneState::Stopped, 9);
+        assert_eq!(rule(&[dismissed(), failed]), Rule::AllPartitionsStopped);
     }
 
     #[test]

@@ -2,4 +2,9 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod configured;
+mod contract;
+mod lifecycle;
+mod positions;
+mod start;
 mod support;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use streamlane::{
-    Consumer, ConsumerBuilder, HandlerResult, HasHandler, Message, Settings, Streams,
+    Consumer, ConsumerBuilder, HandlerResult, HasHandler, Message, Settings, StreamId, Streams,
     TopicSettings,
     testing::{PrivateServer, eventually},
 };
@@ -15,6 +15,7 @@ use streamlane::{
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn server() -> PrivateServer {
+    listen_to_the_log();
     PrivateServer::builder().tcp().start().unwrap()
 }
 
@@ -106,4 +107,66 @@ pub fn running(consumer: &Consumer) {
             .iter()
             .all(|p| p.state == streamlane::LaneState::Running)
     });
+}
+
+/// Publishes bodies to one partition, in order.
+pub(crate) fn publish_to(
+    streams: &Streams,
+    topic: &str,
+    partition: u32,
+    bodies: &[&str],
+) -> Vec<StreamId> {
+    let publisher = streams.publisher(topic).unwrap();
+    bodies
+        .iter()
+        .map(|body| {
+            let draft = publisher.message("T", *body).key("k");
+            draft.partition(partition).publish().unwrap()
+        })
+        .collect()
+}
+
+/// The id that a consumer's position is stored as; `None` when there is none.
+pub(crate) fn stored(
+    server: &PrivateServer,
+    topic: &str,
+    consumer: &str,
+    partition: u32,
+) -> Option<StreamId> {
+    let key = format!("re:p:{{{topic}}}:{consumer}");
+    let value = server
+        .command(&["HGET", &key, &partition.to_string()])
+        .unwrap();
+    Some(value.text().split('|').next()?.parse().ok()?)
+}
+
+/// The tests of one process share its log: ask for lines by a topic or server of your own.
+static LOG: Capture = Capture(Mutex::new(Vec::new()));
+
+struct Capture(Mutex<Vec<String>>);
+
+impl log::Log for Capture {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let line = format!("{} {}", record.level(), record.args());
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn flush(&self) {}
+}
+
+pub(crate) fn listen_to_the_log() {
+    if log::set_logger(&LOG).is_ok() {
+        log::set_max_level(log::LevelFilter::Debug);
+    }
+}
+
+/// The lines logged so far, level first, in which all of these texts occur.
+pub(crate) fn logged(texts: &[&str]) -> Vec<String> {
+    let lines = LOG.0.lock().unwrap();
+    let wanted = |line: &&String| texts.iter().all(|t| line.contains(t));
+    lines.iter().filter(wanted).cloned().collect()
 }

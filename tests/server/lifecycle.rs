@@ -1,0 +1,672 @@
+//! Stopping, pausing, draining, and what handlers may do meanwhile.
+#![allow(clippy::disallowed_methods)]
+
+use std::{
+    env, fs,
+    process::Command,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use streamlane::{testing::PrivateServer, *};
+
+use crate::support::*;
+
+/// So long does a read wait in the server here, and whatever waited for one would show.
+const BLOCK: Duration = Duration::from_secs(30);
+/// Far less than that, and time enough for a machine that is busy with other things.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+#[track_caller]
+fn at_once<T>(what: &str, f: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = f();
+    assert!(
+        start.elapsed() < AT_ONCE,
+        "{what} took {:?}",
+        start.elapsed()
+    );
+    result
+}
+
+fn idle(server: &PrivateServer, topic: &str) -> (Streams, Consumer, Seen<String>) {
+    let streams = open(&server.url(), topic, 2);
+    let seen = Seen::default();
+    let consumer = recording(streams.consumer(topic).name("c").block(BLOCK), &seen);
+    let consumer = consumer.start().unwrap();
+    (streams, consumer, seen)
+}
+
+#[track_caller]
+fn ended(consumer: &Consumer) {
+    expect("every lane to end", || {
+        consumer
+            .partitions()
+            .iter()
+            .all(|p| p.state == LaneState::Stopped)
+    });
+}
+
+#[test]
+fn stopping_is_prompt_however_it_is_asked_for() {
+    let server = server();
+    let (_streams, consumer, _) = idle(&server, "twice");
+    let first = at_once("the first stop", || consumer.stop());
+    let second = at_once("the second", || consumer.stop());
+    assert_eq!(first, second);
+    assert!(first.still_running.is_empty() && first.unsaved.is_empty());
+
+    let (_streams, consumer, _) = idle(&server, "threads");
+    at_once("stopping from two threads", || {
+        thread::scope(|s| {
+            let other = s.spawn(|| consumer.stop());
+            assert_eq!(consumer.stop(), other.join().unwrap());
+        });
+    });
+
+    let (_streams, consumer, _) = idle(&server, "dropped");
+    at_once("dropping", || drop(consumer));
+
+    let (streams, consumer, _) = idle(&server, "all");
+    let waiting = streams.clone();
+    let waits = thread::spawn(move || waiting.wait());
+    at_once("stopping all", || streams.stop());
+    at_once("waiting for the stop", || waits.join().unwrap().unwrap());
+    ended(&consumer);
+
+    let (_streams, consumer, seen) = idle(&server, "paused");
+    consumer.pause();
+    let streams = open(&server.url(), "paused", 2);
+    publish(&streams, "paused", 0..10);
+    at_once("stopping while paused", || consumer.stop());
+    assert!(seen.all().is_empty());
+}
+
+#[test]
+fn nothing_is_handled_after_stop_has_returned() {
+    let server = server();
+    let streams = open(&server.url(), "after", 4);
+    let over = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            let publisher = streams.publisher("after").unwrap();
+            let mut n = 0;
+            while !over.load(SeqCst) {
+                n += 1;
+                publisher.publish(&n.to_string(), "T", "x").unwrap();
+            }
+        });
+        for round in 0..5 {
+            let seen = Seen::default();
+            let consumer = recording(streams.consumer("after").name("c"), &seen)
+                .start()
+                .unwrap();
+            seen.wait_for(50);
+            let stopped = consumer.stop();
+            let handled = seen.len();
+            // time for a stray call: what was published by now is handled by another consumer
+            let other = streams.consumer("after").name(format!("other{round}"));
+            let others = Seen::default();
+            let other = recording(other.start_from(StartFrom::Now), &others)
+                .start()
+                .unwrap();
+            others.wait_for(20);
+            drop(other);
+            assert_eq!(seen.len(), handled);
+            for p in 0..4 {
+                assert_eq!(
+                    stored(&server, "after", "c", p),
+                    Some(stopped.positions[p as usize])
+                );
+            }
+        }
+        over.store(true, SeqCst);
+    });
+}
+
+/// A place for a consumer that its own handler can reach.
+type Own = Arc<OnceLock<Consumer>>;
+
+#[test]
+fn a_handler_may_stop_its_own_consumer() {
+    let server = server();
+    for (topic, batches) in [("own-m", false), ("own-b", true)] {
+        let streams = open(&server.url(), topic, 1);
+        let ids = publish_to(&streams, topic, 0, &["0", "1", "2"]);
+        let (own, seen) = (Own::default(), Seen::default());
+        let (me, record) = (Arc::clone(&own), seen.clone());
+        let handle = move |m: &Message<'_>| {
+            expect("the consumer to be there", || me.get().is_some());
+            record.push(String::from_utf8_lossy(m.body()).into_owned());
+            if m.body() == b"1" {
+                me.get().unwrap().stop();
+                assert!(m.is_cancelled());
+            }
+        };
+        let builder = streams.consumer(topic).name("c").block(BLOCK);
+        let consumer = if batches {
+            builder.shared_batches(move |batch| {
+                batch.each(|m| {
+                    handle(m);
+                    Ok(())
+                })
+            })
+        } else {
+            builder.shared(move |m| {
+                handle(m);
+                Ok(())
+            })
+        };
+        own.set(consumer.start().unwrap()).unwrap();
+        let consumer = own.get().unwrap();
+        ended(consumer);
+        assert_eq!(
+            at_once("the stop outside", || consumer.stop()).positions,
+            [ids[1]]
+        );
+        assert_eq!(seen.all(), ["0", "1"]);
+        assert_eq!(stored(&server, topic, "c", 0), Some(ids[1]));
+    }
+}
+
+#[test]
+fn a_handler_may_hold_the_last_handle_of_its_consumer() {
+    let server = server();
+    let streams = open(&server.url(), "last", 1);
+    publish_to(&streams, "last", 0, &["0"]);
+    let (own, seen) = (Own::default(), Seen::default());
+    let (me, record) = (Arc::clone(&own), seen.clone());
+    let consumer = streams
+        .consumer("last")
+        .name("c")
+        .block(BLOCK)
+        .shared(move |_| {
+            expect("the consumer to be there", || me.get().is_some());
+            record.push(());
+            Ok(())
+        });
+    own.set(consumer.start().unwrap()).unwrap();
+    seen.wait_for(1);
+    drop(own);
+    at_once("stopping all", || streams.stop());
+    expect("the name to be free", || {
+        recording(streams.consumer("last").name("c"), &Seen::default())
+            .start()
+            .is_ok()
+    });
+}
+
+#[test]
+fn a_handler_may_publish_ask_and_stop_others() {
+    let server = server();
+    let streams = open(&server.url(), "chatty", 1);
+    let other = recording(streams.consumer("chatty").name("other"), &Seen::default());
+    let other = Arc::new(other.start().unwrap());
+    let seen = Seen::default();
+    let (all, record, stopped) = (streams.clone(), seen.clone(), Arc::clone(&other));
+    let publisher = streams.publisher("chatty").unwrap();
+    let consumer = streams.consumer("chatty").name("c").shared(move |m| {
+        let n: u32 = std::str::from_utf8(m.body())?.parse()?;
+        if n < 5 {
+            publisher.publish("k", "T", (n + 1).to_string())?;
+        }
+        assert_eq!(all.health().status, Status::Healthy);
+        assert_eq!(all.partitions().len(), 2);
+        stopped.stop();
+        record.push(n);
+        Ok(())
+    });
+    let consumer = consumer.start().unwrap();
+    streams
+        .publisher("chatty")
+        .unwrap()
+        .publish("k", "T", "3")
+        .unwrap();
+    assert_eq!(seen.wait_for(3), [3, 4, 5]);
+    ended(&other);
+    consumer.drain(PATIENCE).unwrap();
+}
+
+#[test]
+fn stopping_waits_for_a_frozen_server_no_longer_than_it_is_told() {
+    let server = server();
+    let timeout = Duration::from_secs(2);
+    for (topic, persist) in [
+        ("frozen", Persist::AsyncBatch),
+        ("frozen-sync", Persist::SyncMessage),
+    ] {
+        let streams = open(&server.url(), topic, 2);
+        let seen = Seen::default();
+        let mut consumer = streams
+            .consumer(topic)
+            .name("c")
+            .persist(persist)
+            .block(BLOCK);
+        if persist == Persist::AsyncBatch {
+            consumer = consumer.persist_interval(Duration::from_hours(1));
+        }
+        let consumer = recording(consumer.shutdown_timeout(timeout), &seen);
+        let consumer = consumer.start().unwrap();
+        publish(&streams, topic, 0..3);
+        seen.wait_for(3);
+        expect("them to be finished", || {
+            let status = consumer.partitions();
+            status.iter().map(|p| p.handled).sum::<u64>() == 3
+        });
+        server.pause().unwrap();
+        let start = Instant::now();
+        let stopped = consumer.stop();
+        let took = start.elapsed();
+        server.resume().unwrap();
+        assert!(
+            took <= timeout + Duration::from_secs(1),
+            "{topic}: {took:?}"
+        );
+        assert!(stopped.still_running.is_empty());
+        if persist == Persist::AsyncBatch {
+            assert_eq!(
+                stopped.unsaved.len(),
+                1,
+                "the partition that moved is named"
+            );
+        }
+    }
+}
+
+#[test]
+fn stopping_ends_the_wait_of_a_blocked_partition() {
+    let server = server();
+    let streams = open(&server.url(), "blocked-stop", 1);
+    publish_to(&streams, "blocked-stop", 0, &["x"]);
+    let attempts = Seen::default();
+    let record = attempts.clone();
+    let consumer = streams
+        .consumer("blocked-stop")
+        .name("c")
+        .shared(move |m| {
+            record.push(m.attempt());
+            Err("not yet").or_block()
+        })
+        .start()
+        .unwrap();
+    attempts.wait_for(3); // the next comes after 4 s
+    let start = Instant::now();
+    let stopped = consumer.stop();
+    assert!(
+        start.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(stopped.positions, [StreamId::MIN]);
+    assert_eq!(attempts.len(), 3);
+}
+
+#[test]
+fn a_stuck_handler_is_left_behind_and_named() {
+    let server = server();
+    let streams = open(&server.url(), "stuck", 2);
+    publish_to(&streams, "stuck", 1, &["x"]);
+    let (hold, held) = mpsc::channel::<()>();
+    let (held, entered) = (Mutex::new(held), Seen::default());
+    let enter = entered.clone();
+    let consumer = streams
+        .consumer("stuck")
+        .name("c")
+        .shutdown_timeout(Duration::from_secs(1))
+        .shared(move |_| {
+            enter.push(());
+            let _ = held.lock().unwrap().recv();
+            Ok(())
+        })
+        .start()
+        .unwrap();
+    entered.wait_for(1);
+    let stopped = at_once("stopping", || consumer.stop());
+    assert_eq!(stopped.still_running, [1]);
+    assert!(!logged(&["WARN stuck/c", "lane1-stuck"]).is_empty());
+    drop(hold);
+    ended(&consumer);
+    assert!(consumer.stop().still_running.is_empty());
+}
+
+#[test]
+fn a_paused_consumer_holds_and_a_paused_partition_holds_alone() {
+    let server = server();
+    let (streams, consumer, seen) = idle(&server, "pauses");
+    running(&consumer);
+    assert!(consumer.pause_partition(0) && !consumer.pause_partition(2));
+    publish_to(&streams, "pauses", 0, &["a"]);
+    publish_to(&streams, "pauses", 1, &["b"]);
+    seen.wait_for(1);
+    expect("it to be paused", || {
+        consumer.partitions()[0].state == LaneState::Paused
+    });
+    assert_eq!(seen.all(), ["b"]);
+    assert_eq!(consumer.position(0).unwrap().id, StreamId::MIN);
+    assert_eq!(
+        streams.health().status,
+        Status::Healthy,
+        "somebody wanted it so"
+    );
+    assert!(consumer.resume_partition(0) && !consumer.resume_partition(2));
+    assert_eq!(seen.wait_for(2), ["b", "a"]);
+    running(&consumer);
+
+    consumer.pause();
+    publish_to(&streams, "pauses", 0, &["c"]);
+    publish_to(&streams, "pauses", 1, &["c"]);
+    expect("both to be paused", || {
+        consumer
+            .partitions()
+            .iter()
+            .all(|p| p.state == LaneState::Paused)
+    });
+    assert_eq!(seen.len(), 2);
+    consumer.resume();
+    seen.wait_for(4);
+}
+
+#[test]
+fn draining_ends_where_the_topic_ended() {
+    let server = server();
+    // nothing there at all
+    let (_streams, consumer, _) = idle(&server, "empty");
+    at_once("draining nothing", || consumer.drain(PATIENCE)).unwrap();
+
+    // the last entries are deleted, before and while it drains
+    let streams = open(&server.url(), "deleted", 1);
+    let ids = publish_to(&streams, "deleted", 0, &["0", "1", "2", "3"]);
+    let delete = |id: StreamId| {
+        let xdel = ["XDEL", "re:s:{deleted}:0", &id.to_string()];
+        server.command(&xdel).unwrap();
+    };
+    delete(ids[3]);
+    let (entered, (hold, held)) = (Seen::default(), mpsc::channel::<()>());
+    let (enter, held) = (entered.clone(), Mutex::new(held));
+    let consumer = streams.consumer("deleted").name("c").batch_size(1);
+    let consumer = consumer.block(Duration::from_millis(50)).read_ahead(false);
+    let consumer = consumer.shared(move |m| {
+        enter.push(m.id());
+        if m.body() == b"0" {
+            let _ = held.lock().unwrap().recv();
+        }
+        Ok(())
+    });
+    let consumer = consumer.start().unwrap();
+    entered.wait_for(1);
+    thread::scope(|s| {
+        let drain = s.spawn(|| at_once("draining", || consumer.drain(PATIENCE)));
+        expect("it to ask for the end", || {
+            let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
+            stats.contains("cmdstat_xrevrange")
+        });
+        expect("it to have been told", || !drain.is_finished());
+        delete(ids[2]);
+        drop(hold);
+        assert_eq!(drain.join().unwrap().unwrap().positions, [ids[1]]);
+    });
+    assert_eq!(entered.all(), ids[..2]);
+}
+
+#[test]
+fn draining_says_why_it_did_not_get_there() {
+    let server = server();
+    for (topic, kind, told) in [
+        ("drain-blocked", ErrorKind::Timeout, "Blocked"),
+        ("drain-stopped", ErrorKind::Stopped, "Stopped"),
+        (
+            "drain-paused",
+            ErrorKind::Timeout,
+            "did not reach their end",
+        ),
+    ] {
+        let streams = open(&server.url(), topic, 2);
+        publish_to(&streams, topic, 1, &["x"]);
+        let consumer = streams.consumer(topic).name("c").block(BLOCK);
+        let consumer = consumer.shared(move |_| match kind {
+            ErrorKind::Stopped => Err("no more").or_stop(),
+            _ => Err("not yet").or_block(),
+        });
+        let consumer = consumer.start().unwrap();
+        if topic == "drain-paused" {
+            consumer.pause();
+        }
+        let e = consumer.drain(Duration::from_millis(500)).unwrap_err();
+        assert_eq!(e.kind(), kind, "{e}");
+        assert!(e.to_string().contains(told), "{e}");
+        assert!(e.to_string().contains(&format!("{topic}[1]/c")), "{e}");
+        ended(&consumer);
+    }
+}
+
+#[test]
+fn a_filter_takes_types_whole_and_moves_past_the_others() {
+    let server = server();
+    let streams = open(&server.url(), "filtered", 1);
+    let publisher = streams.publisher("filtered").unwrap();
+    let types = ["A", "AB", "a", "B", "", "A", "C", "C"];
+    let ids: Vec<StreamId> = types
+        .iter()
+        .map(|t| publisher.message(*t, *t).partition(0).publish().unwrap())
+        .collect();
+    for (name, filter, want, left_out) in [
+        ("some", &["A", "B", "", "A"][..], &["A", "B", "A"][..], 5),
+        ("none", &["X"], &[], 8),
+        ("blank", &[" "], &types, 0),
+    ] {
+        let seen = Seen::default();
+        let consumer = streams
+            .consumer("filtered")
+            .name(name)
+            .filter(filter.iter().copied());
+        let consumer = recording(consumer, &seen).start().unwrap();
+        assert_eq!(
+            consumer.drain(PATIENCE).unwrap().positions,
+            [ids[7]],
+            "{name}"
+        );
+        assert_eq!(seen.all(), want, "{name}");
+        let status = &consumer.partitions()[0];
+        assert_eq!(
+            (status.filtered, status.handled),
+            (left_out, want.len() as u64),
+            "{name}"
+        );
+        assert_eq!(stored(&server, "filtered", name, 0), Some(ids[7]));
+    }
+}
+
+fn reads(server: &PrivateServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
+    let line = stats
+        .lines()
+        .find_map(|l| l.strip_prefix("cmdstat_xread:calls="));
+    line.map_or(0, |l| l.split(',').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn one_batch_is_read_ahead_unless_that_is_off() {
+    for (topic, ahead, while_busy) in [("ahead", true, 2), ("behind", false, 1)] {
+        let server = server();
+        let streams = open(&server.url(), topic, 1);
+        let bodies = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
+        publish_to(&streams, topic, 0, &bodies);
+        let (entered, seen, (hold, held)) =
+            (Seen::default(), Seen::default(), mpsc::channel::<()>());
+        let (enter, record, held) = (entered.clone(), seen.clone(), Mutex::new(held));
+        let consumer = streams
+            .consumer(topic)
+            .name("c")
+            .batch_size(3)
+            .read_ahead(ahead);
+        let consumer = consumer.shared_batches(move |batch| {
+            enter.push(());
+            let _ = held.lock().unwrap().recv();
+            for m in batch.messages() {
+                record.push(String::from_utf8_lossy(m.body()).into_owned());
+            }
+            Ok(())
+        });
+        let consumer = consumer.start().unwrap();
+        entered.wait_for(1);
+        expect("the reads there should be", || reads(&server) >= while_busy);
+        assert_eq!(reads(&server), while_busy, "{topic}");
+        drop(hold);
+        consumer.drain(PATIENCE).unwrap();
+        assert_eq!(seen.all(), bodies);
+    }
+}
+
+#[test]
+fn polling_slows_down_while_there_is_nothing_and_delivers_all_the_same() {
+    let server = server();
+    let streams = open(&server.url(), "polls", 1);
+    let seen = Seen::default();
+    let cap = Duration::from_millis(200);
+    let consumer = streams
+        .consumer("polls")
+        .name("c")
+        .read_mode(ReadMode::Poll);
+    let consumer = recording(consumer.max_idle_delay(cap), &seen)
+        .start()
+        .unwrap();
+    // 0, 1, 2, 4 ... 128 ms, then the cap
+    expect("it to poll", || reads(&server) >= 9);
+    let (start, before) = (Instant::now(), reads(&server));
+    expect("it to poll on", || reads(&server) >= before + 5);
+    assert!(
+        start.elapsed() >= cap * 4,
+        "five polls in {:?}",
+        start.elapsed()
+    );
+    publish(&streams, "polls", 0..50);
+    assert_eq!(seen.wait_for(50).len(), 50);
+    let list = server.command(&["CLIENT", "LIST"]).unwrap().text();
+    let lane = list
+        .lines()
+        .find(|l| l.contains("streams-rd:polls"))
+        .unwrap();
+    assert!(
+        !lane.contains("flags=b"),
+        "no read waits in the server: {lane}"
+    );
+    consumer.drain(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_spinning_lane_delivers_stops_and_drains_like_any_other() {
+    let server = server();
+    let streams = open(&server.url(), "spins", 1);
+    let seen = Seen::default();
+    let consumer = streams.consumer("spins").name("c").block(BLOCK);
+    let consumer = recording(consumer.spin(Duration::from_millis(2)), &seen);
+    let consumer = consumer.start().unwrap();
+    for n in 0..20 {
+        publish(&streams, "spins", n..n + 1);
+        seen.wait_for(n as usize + 1);
+    }
+    at_once("draining", || consumer.drain(PATIENCE)).unwrap();
+}
+
+/// The names of this process's threads.
+fn threads() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|t| fs::read_to_string(t.ok()?.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect()
+}
+
+#[test]
+fn each_lane_is_a_thread_of_its_name_that_begins_with_the_users_hook() {
+    let server = server();
+    let streams = open(&server.url(), "orders-of-ours", 3);
+    let (begun, seen) = (Seen::default(), Seen::default());
+    let name = || thread::current().name().unwrap_or_default().to_owned();
+    let (hook, record) = (begun.clone(), seen.clone());
+    let consumer = streams
+        .consumer("orders-of-ours")
+        .name("c")
+        .on_lane_start(move |p| hook.push((p, name())))
+        .messages(move |p| {
+            let record = record.clone();
+            record.push((p, name()));
+            move |_: &Message<'_>| {
+                record.push((p, name()));
+                Ok(())
+            }
+        });
+    let consumer = consumer.start().unwrap();
+    for p in 0..3 {
+        publish_to(&streams, "orders-of-ours", p, &["x"]);
+    }
+    seen.wait_for(6);
+    let mut begun = begun.all();
+    begun.sort();
+    let names: Vec<(u32, String)> = (0..3)
+        .map(|p| (p, format!("lane{p}-orders-of-ours")))
+        .collect();
+    assert_eq!(begun, names, "once for each");
+    assert!(
+        seen.all().iter().all(|call| names.contains(call)),
+        "{:?}",
+        seen.all()
+    );
+    // fifteen bytes are what the system keeps
+    let lanes = || threads().iter().filter(|t| t.contains("-orders-o")).count();
+    assert!(
+        threads().contains(&"lane2-orders-of".to_owned()),
+        "{:?}",
+        threads()
+    );
+    assert_eq!(lanes(), 3);
+    consumer.stop();
+    assert_eq!(lanes(), 0, "none is left when stop returns");
+}
+
+/// In a process of its own, where all threads and descriptors are this test's.
+#[test]
+fn nothing_is_left_of_a_consumer_that_stopped() {
+    const CHILD: &str = "STREAMLANE_TEST_CHILD";
+    if env::var_os(CHILD).is_none() {
+        let name = "lifecycle::nothing_is_left_of_a_consumer_that_stopped";
+        let mut child = Command::new(env::current_exe().unwrap());
+        let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+        let output = output.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && told.contains("1 passed"),
+            "{output:?}"
+        );
+        return;
+    }
+    let server = server();
+    let streams = open(&server.url(), "leftovers", 4);
+    let cycle = || {
+        let seen = Seen::default();
+        let consumer = recording(streams.consumer("leftovers").name("c"), &seen);
+        let consumer = consumer.start().unwrap();
+        publish(&streams, "leftovers", 0..3);
+        seen.wait_for(3);
+        running(&consumer);
+        assert_eq!(threads().iter().filter(|t| *t == "positions").count(), 1);
+        consumer.stop();
+    };
+    let descriptors = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let sorted = || {
+        let mut all = threads();
+        all.sort();
+        all
+    };
+    cycle(); // threads that the process keeps, such as the one that resolves names, are there now
+    let before = (sorted(), descriptors());
+    for _ in 0..5 {
+        cycle();
+        assert_eq!((sorted(), descriptors()), before);
+    }
+}
