@@ -193,12 +193,7 @@ impl Link {
     /// The connection after a call: kept if it is in step, given up otherwise.
     fn settle(&mut self, result: Result<StreamId>, partition: u32) -> Result<StreamId> {
         result.map_err(|e| {
-            let refused = e.kind() == ErrorKind::Server;
-            let moved = e.server_class().is_some_and(|c| {
-                use crate::ServerClass::{Auth, Moved, ReadOnly};
-                matches!(c, ReadOnly | Moved | Auth)
-            });
-            if !refused || moved {
+            if !e.keeps_connection() {
                 self.connection = None;
             }
             self.about(e, Some(partition))
@@ -268,9 +263,7 @@ impl Link {
             self.connection = None;
         }
         if self.connection.is_none() {
-            let wait = by.left().min(self.plan.connect_timeout);
-            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
-            self.connection = Some(dialled.map_err(|e| self.about(e, None))?);
+            self.connection = Some(self.dial(by)?);
             self.inbox.clear();
         }
         if self.topic.is_none() {
@@ -296,6 +289,19 @@ impl Link {
         Ok(())
     }
 
+    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
+    /// sent yet. The gate sees to it that this is no storm.
+    fn dial(&self, by: Deadline) -> Result<Connection> {
+        loop {
+            let wait = by.left().min(self.plan.connect_timeout);
+            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
+            match dialled {
+                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+                done => return done.map_err(|e| self.about(e, None)),
+            }
+        }
+    }
+
     fn adopt(&mut self, topic: Topic) {
         self.head_args = if topic.trim == Trim::None { 3 } else { 5 };
         self.head_args += usize::from(topic.trim == Trim::Approx);
@@ -318,7 +324,20 @@ impl Link {
         self.topic = Some(topic);
     }
 
+    /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
+    /// the last call, it is sent over the next one.
     fn send(&mut self, by: Deadline) -> Result<()> {
+        match self.try_send(by) {
+            Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
+                self.connection = None;
+                self.make_ready(by)?;
+                self.try_send(by)
+            }
+            sent => sent,
+        }
+    }
+
+    fn try_send(&mut self, by: Deadline) -> Result<()> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };

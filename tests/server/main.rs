@@ -2,4 +2,7 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod outage;
+mod refusals;
+mod sockets;
 mod support;
