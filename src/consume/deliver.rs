@@ -80,7 +80,9 @@ impl Lane {
                 }
                 Err(failure) if self.context.interrupt.bits() & STOP != 0 => {
                     // Being told to stop is no failure: what is not done stays for whoever comes next.
-                    self.move_position(start + called.done.unwrap_or(0));
+                    let done = called.done.unwrap_or(0);
+                    count(&self.monitor.handled, done as u64);
+                    self.move_position(start + done);
                     let why = describe(&failure);
                     log::debug!("{self}: a handler gave up while stopping: {why}");
                     Flow::End(LaneEnd::Stopped)
@@ -93,8 +95,10 @@ impl Lane {
                         done: called.done,
                         retried: attempts.retried,
                     });
+                    let done = called.done.unwrap_or(0);
                     count(&self.monitor.failures, 1);
-                    count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
+                    count(&self.monitor.handled, done as u64);
+                    count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
                     start += step.finished;
                     self.carry_out(step, failure, start, total, &mut attempts)
@@ -113,9 +117,13 @@ impl Lane {
             reader,
             handler,
             context,
+            plan,
             ..
         } = self;
-        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
+        if plan.persist == Persist::SyncMessage {
+            records = &records[..1]; // its position is stored before the next is handed over
+        }
         let (result, handed, done) = match handler {
             Handler::Batches(h) => {
                 let batch = Batch::new(bytes, records, context);
@@ -254,10 +262,7 @@ impl Lane {
             Some(done) => &records[done.min(records.len() - 1)..][..1],
         };
         let verdict = match step.then {
-            Then::GoOn => {
-                count(&self.monitor.skipped, concerned.len() as u64);
-                "stepped over (OnError BestEffort does not retry)"
-            }
+            Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
             Then::Block => {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"

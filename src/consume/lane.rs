@@ -349,7 +349,7 @@ impl Lane {
             Ok(info) => match tail_of(&info) {
                 Some((added, last)) if last <= cursor => {
                     self.base = Some(added);
-                    self.writer.store(cursor, self.base);
+                    self.store_position(cursor, 0);
                 }
                 Some(_) => {} // something arrived meanwhile: next time
                 None => self.ask_ordinal = false,

@@ -3,7 +3,7 @@
 use std::{
     error::Error as StdError,
     fmt,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
@@ -285,8 +285,9 @@ impl<H> ConsumerBuilder<H> {
         self
     }
 
-    /// Called once, on the lane, when `OnError: Fail` ends the consumer. Default: every consumer of
-    /// the [`Streams`] is stopped, and [`Streams::wait`] returns the error.
+    /// Called once, on the lane, when `OnError: Fail` ends the consumer, whose other lanes are being
+    /// stopped by then. Default: every consumer of the [`Streams`] is stopped, and [`Streams::wait`]
+    /// returns the error.
     pub fn on_fail(mut self, f: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         self.on_fail = Some(Arc::new(f));
         self
@@ -387,6 +388,7 @@ impl ConsumerBuilder<HasHandler> {
             lanes: Alive::default(),
             flusher: Alive::default(),
             threads: Mutex::default(),
+            failed: AtomicBool::new(false),
             unsaved: Mutex::default(),
             _name: prepared.name_guard,
         });

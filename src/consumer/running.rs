@@ -2,7 +2,10 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -39,6 +42,8 @@ pub(crate) struct Running {
     pub(super) lanes: Alive,
     pub(super) flusher: Alive,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Whether `OnError: Fail` has ended it.
+    pub(super) failed: AtomicBool,
     /// Partitions whose last position could not be stored.
     pub(super) unsaved: Mutex<Vec<u32>>,
     /// Held by the lanes too: while a handler is stuck, another consumer of the name would overlap it.
@@ -136,8 +141,14 @@ impl Running {
                 LaneEnd::Failed(e) => {
                     seat.monitor.enter(LaneState::Stopped, &e.to_string());
                     match &on_fail {
-                        Some(hook) => hook(&e),
                         None => streams.fail(e),
+                        // Other lanes may fail before they hear of it.
+                        Some(hook) if !running.failed.swap(true, Ordering::Relaxed) => {
+                            log::error!("stopping {}/{}: {e}", running.topic, running.name);
+                            running.signal_stop();
+                            hook(&e);
+                        }
+                        Some(_) => {}
                     }
                 }
             }
@@ -192,13 +203,15 @@ impl Running {
             self.flush_interrupt.cut(STOP);
             self.flusher.all_ended(clock::now() + GRACE);
         }
-        let mut threads = self.threads.lock();
         if lanes_ended {
-            for thread in threads.drain(..) {
+            // What a lane drops last may be a handle of this consumer, which takes the lock.
+            let threads = std::mem::take(&mut *self.threads.lock());
+            for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
             }
             return;
         }
+        let threads = self.threads.lock();
         let stuck: Vec<_> = threads
             .iter()
             .filter(|t| !t.is_finished())

@@ -2,7 +2,12 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod configured;
+mod contract;
+mod lifecycle;
 mod outage;
+mod positions;
 mod refusals;
 mod sockets;
+mod start;
 mod support;

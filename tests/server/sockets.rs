@@ -1,5 +1,5 @@
 //! Sockets that are slow, dead, cut or idle.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::{
     thread,
@@ -15,7 +15,7 @@ use crate::support::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-pub fn ms(n: u64) -> Duration {
+pub(crate) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
@@ -131,7 +131,7 @@ fn a_silent_topic_costs_no_connection_whatever_the_timeouts_of_calls_are() {
         assert!(consumer.partitions().iter().all(|p| p.connects == 1));
         publish(&streams, topic, 0..1);
         seen.wait_for(1);
-        assert_eq!(logged(log::Level::Warn, topic), [""; 0]);
+        assert_eq!(warned(topic), [""; 0]);
     }
     let streams = open(&url, "idle0", 1);
     let forever = streams.consumer("idle0").block(Duration::ZERO);
@@ -159,7 +159,7 @@ fn an_answer_well_after_its_block_is_waited_for() {
     consumer.drain(PATIENCE).unwrap();
     assert_eq!(seen.all(), ["kept"]);
     assert_eq!(consumer.partitions()[0].connects, 1);
-    assert_eq!(logged(log::Level::Warn, "slack["), [""; 0]);
+    assert_eq!(warned("slack["), [""; 0]);
 }
 
 /// A server with one topic of one partition, whose reads are answered as `read` says; the first is 1.
@@ -447,5 +447,5 @@ fn a_server_that_hangs_up_on_the_idle_costs_nothing() {
     consumer.drain(PATIENCE).unwrap();
     assert_eq!(seen.all(), ["0", "1", "2"]);
     assert_eq!(consumer.partitions()[0].connects, 1);
-    assert_eq!(logged(log::Level::Warn, "hangup"), [""; 0]);
+    assert_eq!(warned("hangup"), [""; 0]);
 }

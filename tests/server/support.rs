@@ -2,12 +2,12 @@
 
 use std::{
     fs,
-    sync::{Arc, Mutex, Once},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use streamlane::{
-    Consumer, ConsumerBuilder, HandlerResult, HasHandler, Message, Settings, Streams,
+    Consumer, ConsumerBuilder, HandlerResult, HasHandler, Message, Settings, StreamId, Streams,
     TopicSettings,
     testing::{PrivateServer, eventually},
 };
@@ -16,12 +16,12 @@ use streamlane::{
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn server() -> PrivateServer {
+    listen_to_the_log();
     PrivateServer::builder().tcp().start().unwrap()
 }
 
 /// Settings for a private server and a topic of so many partitions that is never trimmed.
 pub fn settings(url: &str, topic: &str, partitions: u32) -> Settings {
-    keep_log();
     Settings::default().connection_string(url).with_topic(
         topic,
         TopicSettings::default()
@@ -110,43 +110,77 @@ pub fn running(consumer: &Consumer) {
     });
 }
 
-/// What the library logged in this process, oldest first, each line with its level in front.
-static LOG: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
+/// Publishes bodies to one partition, in order.
+pub(crate) fn publish_to(
+    streams: &Streams,
+    topic: &str,
+    partition: u32,
+    bodies: &[&str],
+) -> Vec<StreamId> {
+    let publisher = streams.publisher(topic).unwrap();
+    bodies
+        .iter()
+        .map(|body| {
+            let draft = publisher.message("T", *body).key("k");
+            draft.partition(partition).publish().unwrap()
+        })
+        .collect()
+}
 
-struct Kept;
+/// The id that a consumer's position is stored as; `None` when there is none.
+pub(crate) fn stored(
+    server: &PrivateServer,
+    topic: &str,
+    consumer: &str,
+    partition: u32,
+) -> Option<StreamId> {
+    let key = format!("re:p:{{{topic}}}:{consumer}");
+    let value = server
+        .command(&["HGET", &key, &partition.to_string()])
+        .unwrap();
+    Some(value.text().split('|').next()?.parse().ok()?)
+}
 
-impl log::Log for Kept {
+/// The tests of one process share its log: ask for lines by a topic or server of your own.
+static LOG: Capture = Capture(Mutex::new(Vec::new()));
+
+struct Capture(Mutex<Vec<String>>);
+
+impl log::Log for Capture {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
-    fn log(&self, line: &log::Record<'_>) {
-        let text = format!("{} {}", line.level(), line.args());
-        LOG.lock().unwrap().push((line.level(), text));
+    fn log(&self, record: &log::Record<'_>) {
+        let line = format!("{} {}", record.level(), record.args());
+        self.0.lock().unwrap().push(line);
     }
 
     fn flush(&self) {}
 }
 
-/// Keeps what is logged from now on; [`settings`] calls it.
-pub fn keep_log() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        log::set_logger(&Kept).unwrap();
-        log::set_max_level(log::LevelFilter::Trace);
-    });
+pub(crate) fn listen_to_the_log() {
+    if log::set_logger(&LOG).is_ok() {
+        log::set_max_level(log::LevelFilter::Debug);
+    }
 }
 
-/// The lines of this level or worse that hold `text`, such as a topic or an endpoint: tests run side by
-/// side, so each looks for something only it has.
-pub fn logged(level: log::Level, text: &str) -> Vec<String> {
-    let log = LOG.lock().unwrap();
-    let ours = log.iter().filter(|(l, t)| *l <= level && t.contains(text));
-    ours.map(|(_, t)| t.clone()).collect()
+/// The lines logged so far, level first, in which all of these texts occur.
+pub(crate) fn logged(texts: &[&str]) -> Vec<String> {
+    let lines = LOG.0.lock().unwrap();
+    let wanted = |line: &&String| texts.iter().all(|t| line.contains(t));
+    lines.iter().filter(wanted).cloned().collect()
+}
+
+/// The lines at warning or worse in which this text occurs.
+pub(crate) fn warned(text: &str) -> Vec<String> {
+    let lines = logged(&[text]).into_iter();
+    let loud = |l: &String| l.starts_with("WARN") || l.starts_with("ERROR");
+    lines.filter(loud).collect()
 }
 
 /// The connections whose name holds `name`: their ids, sorted.
-pub fn connections(server: &PrivateServer, name: &str) -> Vec<u64> {
+pub(crate) fn connections(server: &PrivateServer, name: &str) -> Vec<u64> {
     let list = server.command(&["CLIENT", "LIST"]).unwrap().text();
     let field = |line: &str, name: &str| -> Option<String> {
         let mut fields = line.split(' ');
@@ -163,7 +197,7 @@ pub fn connections(server: &PrivateServer, name: &str) -> Vec<u64> {
 
 /// The threads of this process whose name ends in `-topic` (15 bytes of it survive), and the processor
 /// time they have used.
-pub fn lane_threads(topic: &str) -> (usize, Duration) {
+pub(crate) fn lane_threads(topic: &str) -> (usize, Duration) {
     let (mut n, mut used) = (0, Duration::ZERO);
     for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
         // a thread may end between two looks
