@@ -198,11 +198,10 @@ fn health_tells_an_outage_in_time_and_its_end_whether_one_reads_or_publishes() {
         .start()
         .unwrap();
     running(&consumer);
-    // another address of the same server, so that one does not see what the other finds out
+    // another address of the same server, so that one does not see what the other finds out; what tells
+    // is the call without an answer, for the dial after it takes as long again
     let url = format!("redis://127.0.0.1:{}", server.port());
-    let settings = settings(&url, "health", 2)
-        .publish_timeout(ms(500))
-        .connect_timeout(ms(500));
+    let settings = settings(&url, "health", 2).publish_timeout(ms(1100));
     let writes = Streams::open(settings).unwrap();
     let publisher = writes.publisher("health").unwrap();
     publisher.publish("k", "T", "first").unwrap();
@@ -244,6 +243,25 @@ fn health_tells_an_outage_in_time_and_its_end_whether_one_reads_or_publishes() {
         }
         over.store(true, Relaxed);
     });
+}
+
+#[test]
+fn a_publisher_waits_out_a_short_outage_within_its_deadline() {
+    let server = durable();
+    let streams = open(&server.url(), "short", 1);
+    let publisher = streams.publisher("short").unwrap();
+    publisher.publish("k", "T", "before").unwrap();
+    server.kill();
+    thread::scope(|s| {
+        let publishing = s.spawn(|| publisher.publish("k", "T", "during"));
+        expect("the outage to be seen", || {
+            streams.health().rule == Rule::ConnectionDown
+        });
+        server.restart().unwrap();
+        publishing.join().unwrap().unwrap();
+    });
+    let stored = server.command(&["XLEN", "re:s:{short}:0"]).unwrap();
+    assert_eq!(stored.int(), Some(2));
 }
 
 #[test]
