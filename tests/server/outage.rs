@@ -134,6 +134,7 @@ fn a_long_outage_is_quiet_cheap_and_over_at_once() {
 
     let over = AtomicBool::new(false);
     thread::scope(|s| {
+        let end = Over(&over);
         let hammering = s.spawn(|| {
             let mut last = None;
             while !over.load(Relaxed) {
@@ -150,7 +151,7 @@ fn a_long_outage_is_quiet_cheap_and_over_at_once() {
         thread::sleep(Duration::from_secs(8));
         let (dials, took) = (relay.accepted() - dials, began.elapsed());
         let (threads_now, used_now) = lane_threads("long");
-        over.store(true, Relaxed);
+        drop(end);
         // one for the connections that were lost, then one a second
         assert!(
             (4..=took.as_secs() + 2).contains(&dials),
@@ -208,6 +209,7 @@ fn health_tells_an_outage_in_time_and_its_end_whether_one_reads_or_publishes() {
 
     let over = AtomicBool::new(false);
     thread::scope(|s| {
+        let _end = Over(&over);
         s.spawn(|| {
             while !over.load(Relaxed) {
                 let _ = publisher.publish("k", "T", "more");
@@ -241,7 +243,6 @@ fn health_tells_an_outage_in_time_and_its_end_whether_one_reads_or_publishes() {
                 assert!(up.elapsed() < RESUME, "{kind}, {who}: {:?}", up.elapsed());
             }
         }
-        over.store(true, Relaxed);
     });
 }
 

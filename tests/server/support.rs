@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -212,4 +215,14 @@ pub(crate) fn lane_threads(topic: &str) -> (usize, Duration) {
         }
     }
     (n, used)
+}
+
+/// Says that it is over when it is dropped, so that a thread which waits for that ends with a test that
+/// fails, too.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
