@@ -250,11 +250,11 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let brought = self.reader.receive(before, self.store.key())?;
-        if before > 0 {
-            self.unsaved = None;
+        let brought = self.reader.receive(before, self.store.key());
+        if before > 0 && self.reader.is_confirmed() {
+            self.unsaved = None; // whatever became of the read
         }
-        Ok(brought)
+        brought
     }
 
     /// Ends the lane if it is to stop; holds it while it is paused.
