@@ -2,4 +2,8 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod content;
+mod outcomes;
+mod publishing;
+mod shapes;
 mod support;
