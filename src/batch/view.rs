@@ -501,3 +501,7 @@ pub struct OwnedBatch {
     /// The messages, in stream order.
     pub messages: Vec<OwnedMessage>,
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

@@ -465,3 +465,7 @@ impl Drop for Reader {
         self.pool.give_back(arena);
     }
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;
