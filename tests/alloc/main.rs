@@ -25,9 +25,7 @@ use std::{
 use serde::Deserialize;
 use streamlane::{
     Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Schema, Settings, Streams, TopicSettings,
-    testing::PrivateServer,
-    typed,
+    Outgoing, Persist, Schema, Settings, Streams, TopicSettings, testing::PrivateServer, typed,
 };
 
 use counting::Count;
@@ -42,7 +40,8 @@ const BATCH: usize = 100;
 /// A position flush every millisecond.
 const OFTEN: Duration = Duration::from_millis(1);
 
-const BODY: &[u8] = br#"{"id":4711,"customer":"a customer's name","items":[{"sku":"A-1","count":2}]}"#;
+const BODY: &[u8] =
+    br#"{"id":4711,"customer":"a customer's name","items":[{"sku":"A-1","count":2}]}"#;
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// What stays the same from path to path.
@@ -170,7 +169,10 @@ fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -
                 (0..share).step_by(step).for_each(&mut call);
                 window.hold();
             };
-            thread::Builder::new().name(name).spawn_scoped(s, run).unwrap();
+            thread::Builder::new()
+                .name(name)
+                .spawn_scoped(s, run)
+                .unwrap();
         }
         window.measure(&["publisher"])
     })
@@ -217,7 +219,10 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
             let id = if n.is_multiple_of(2) {
                 publisher.publish([b'k', n as u8], "OrderPlaced", BODY)
             } else {
-                publisher.message("OrderPlaced", BODY).header("a", "b").publish()
+                publisher
+                    .message("OrderPlaced", BODY)
+                    .header("a", "b")
+                    .publish()
             };
             id.unwrap();
         })
@@ -237,7 +242,11 @@ fn on_lanes(
     let pacer = move || Pacer::new(&theirs, WARM_UP, MESSAGES / PARTITIONS);
     let consumer: Consumer = start(Box::new(pacer)).start().unwrap();
     let counts = window.measure(&["lane", "positions"]);
-    assert_eq!(counts.len(), PARTITIONS + usize::from(flusher), "{counts:?}");
+    assert_eq!(
+        counts.len(),
+        PARTITIONS + usize::from(flusher),
+        "{counts:?}"
+    );
     let stopped = consumer.stop();
     assert!(stopped.still_running.is_empty() && stopped.unsaved.is_empty());
     counts
@@ -370,7 +379,11 @@ fn position_flush(scene: &Scene) -> Vec<Count> {
 
 /// How many HSETs the server has run.
 fn writes(scene: &Scene) -> u64 {
-    let stats = scene.server.command(&["INFO", "commandstats"]).unwrap().text();
+    let stats = scene
+        .server
+        .command(&["INFO", "commandstats"])
+        .unwrap()
+        .text();
     let calls = stats.split("cmdstat_hset:calls=").nth(1).unwrap();
     calls.split(',').next().unwrap().parse().unwrap()
 }
@@ -379,7 +392,11 @@ fn writes(scene: &Scene) -> u64 {
 fn diagnosed(scene: &Scene) -> String {
     let keys = scene.server.command(&["KEYS", "*{live}*"]).unwrap();
     let meta = keys.items().iter().map(|k| k.text()).find_map(|key| {
-        let said = scene.server.command(&["HGET", &key, "0:updatedUtc"]).ok()?.text();
+        let said = scene
+            .server
+            .command(&["HGET", &key, "0:updatedUtc"])
+            .ok()?
+            .text();
         (said.len() > 20 && !said.starts_with("WRONGTYPE")).then_some(said)
     });
     meta.expect("diagnostics of the live consumer")
