@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output};
+use std::{
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
 
 use serde_json::Value;
-use streamlane::testing::PrivateServer;
+use streamlane::testing::{PrivateServer, eventually};
 
 /// Enough for both ways of publishing, the last batch not full.
 const FEW: [&str; 4] = ["--messages", "3333", "--blocking", "301"];
@@ -145,6 +148,42 @@ fn a_given_server_is_left_as_it_was_unless_told_to_keep_the_topic() {
         length.int().unwrap()
     });
     assert_eq!(kept.sum::<i64>(), 3333);
+}
+
+#[test]
+fn a_server_that_dies_on_the_way_is_told_and_what_was_done_is_judged() {
+    let server = PrivateServer::builder()
+        .config("save 3600 1")
+        .start()
+        .unwrap();
+    let demo = Command::new(env!("CARGO_BIN_EXE_streamlane"))
+        .args(["demo", "--messages", "5000000", "--url", &server.url()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let handling = || {
+        let stored = server.command(&["KEYS", "re:p:{demo-*}:demo"]).unwrap();
+        let published = server.command(&["INFO", "commandstats"]).unwrap().text();
+        !stored.items().is_empty() && published.contains("cmdstat_xadd")
+    };
+    assert!(eventually(Duration::from_secs(20), handling));
+    server.kill();
+    let out = demo.wait_with_output().unwrap();
+    let [stdout, stderr] = [&out.stdout, &out.stderr].map(|b| String::from_utf8_lossy(b));
+    // 2 and not 1: the topic could not be deleted either
+    assert_eq!(out.status.code(), Some(2), "{stdout}{stderr}");
+    assert!(stdout.contains("compared id by id"), "{stdout}");
+    assert!(stdout.contains("FAILED"), "{stdout}");
+    for words in ["error: publish on re:s:", "could not be deleted"] {
+        assert!(stderr.contains(words), "{words:?} is missing: {stderr}");
+    }
+    // A publish may have gone through all the same; a read has no such question.
+    let about_reads = |line: &&str| line.contains(": read on re:s:");
+    assert!(stderr.lines().any(|l| about_reads(&l)), "{stderr}");
+    for line in stderr.lines().filter(about_reads) {
+        assert!(!line.contains("applied"), "{line}");
+    }
 }
 
 #[test]

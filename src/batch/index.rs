@@ -271,7 +271,7 @@ impl Index {
         cursor: StreamId,
         filter: &Filter,
     ) -> Scan<()> {
-        match c.head()? {
+        match c.aggregate()? {
             Head::Array(2) => {}
             Head::Nil => {
                 self.nils += 1;
@@ -284,7 +284,7 @@ impl Index {
         if id <= self.last.unwrap_or(cursor) {
             return Err(Stop::Bad("an id at or before one already read"));
         }
-        let (fields, odd) = match c.head()? {
+        let (fields, odd) = match c.aggregate()? {
             Head::Array(n) => (n / 2, n % 2 != 0),
             Head::Map(n) => (n, false),
             Head::Nil => (0, false),

@@ -127,6 +127,11 @@ impl Flusher {
     fn write(&mut self) -> Result<()> {
         self.commands.clear();
         let n = self.store.render(&mut self.commands, &self.dirty);
+        // Servers hang up on the idle, which is no trouble before anything was written.
+        let hung_up = |c: &mut Connection| c.check_idle().is_err();
+        if self.connection.as_mut().is_some_and(hung_up) {
+            self.connection = None;
+        }
         let about = |e: Error| {
             e.during("store positions")
                 .on_key(self.store.key())
@@ -144,7 +149,9 @@ impl Flusher {
         self.inbox
             .exchange(connection, &self.commands, n, self.timeout)
             .map_err(|e| {
-                self.connection = None;
+                if !e.keeps_connection() {
+                    self.connection = None;
+                }
                 about(e)
             })
     }

@@ -12,7 +12,7 @@ use crate::{
     backoff::{IdleLadder, jittered},
     batch::{ArenaPool, Context},
     clock,
-    error::{Error, ErrorKind, ServerClass},
+    error::{Error, ErrorKind},
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
     position::{Snapshot, Writer},
@@ -235,6 +235,11 @@ impl Lane {
             count(&self.monitor.connects, 1);
             self.connected_ms = clock::coarse_ms();
         }
+        if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
+            // alone, so that a refusal leaves no answer outstanding and the connection can stay
+            self.try_save(position)?;
+            self.unsaved = None;
+        }
         let mut before = 0;
         if !self.reader.is_outstanding() {
             self.commands.clear();
@@ -396,21 +401,7 @@ impl Lane {
                 HeldBack(more)
             );
         }
-        let refused = e.server_class().filter(|_| e.kind() == ErrorKind::Server);
-        let keep = match refused {
-            // The connection is in step, and another would be told the same.
-            Some(class) => {
-                !matches!(
-                    class,
-                    ServerClass::ReadOnly
-                        | ServerClass::Transient
-                        | ServerClass::Auth
-                        | ServerClass::Moved
-                ) && !self.reader.is_outstanding()
-            }
-            None => false,
-        };
-        if !keep {
+        if !e.keeps_connection() || self.reader.is_outstanding() {
             self.reader.disconnect();
         }
         // A failed dial has waited at the gate. A connection that worked for a while is replaced at once.

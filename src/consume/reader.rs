@@ -6,7 +6,7 @@ use crate::{
     Result, StreamId,
     batch::{Arena, ArenaPool, Filter, Index, Progress, Record},
     clock,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Outcome},
     net::{Connection, Interrupt, Target, resp},
     wire::ID_MAX,
 };
@@ -185,7 +185,8 @@ impl Reader {
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        connection.send(&self.out, self.plan.slack)?;
+        let sent = connection.send(&self.out, self.plan.slack);
+        sent.map_err(|e| self.about(e))?;
         self.asked = Some(count);
         Ok(())
     }
@@ -439,8 +440,12 @@ impl Reader {
         ))
     }
 
+    /// A read changes nothing, so whether it was applied is no question.
     fn about(&self, e: Error) -> Error {
-        e.on_key(&self.key).at(self.target.endpoint())
+        e.during("read")
+            .applied(Outcome::NotApplied)
+            .on_key(&self.key)
+            .at(self.target.endpoint())
     }
 }
 

@@ -340,10 +340,13 @@ impl Connection {
             }
             _ => Error::io("call", source),
         };
-        if !cut_here {
-            self.gate.suspect();
+        let e = e.at(&*self.endpoint);
+        match e.kind() {
+            _ if cut_here => {}
+            ErrorKind::Timeout => self.gate.unanswered(e.to_string()),
+            _ => self.gate.suspect(),
         }
-        e.at(&*self.endpoint)
+        e
     }
 
     fn values(&mut self, packed: &[u8], count: usize) -> RedisResult<Vec<Value>> {

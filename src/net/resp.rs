@@ -78,33 +78,56 @@ impl<'a> Cursor<'a> {
     /// The next value's head.
     #[inline]
     pub(crate) fn head(&mut self) -> Scan<Head> {
-        // Nearly every header of a stream reply is `*2`, `*6` or `$` and one to three digits.
-        let (tag, n, len) = match *self.rest() {
-            [tag @ (b'$' | b'*'), a @ b'0'..=b'9', b'\r', b'\n', ..] => (tag, digit(a), 4),
-            [
-                tag @ (b'$' | b'*'),
-                a @ b'0'..=b'9',
-                b @ b'0'..=b'9',
-                b'\r',
-                b'\n',
-                ..,
-            ] => (tag, digit(a) * 10 + digit(b), 5),
-            [
-                tag @ (b'$' | b'*'),
-                a @ b'0'..=b'9',
-                b @ b'0'..=b'9',
-                c @ b'0'..=b'9',
-                b'\r',
-                b'\n',
-                ..,
-            ] => (tag, digit(a) * 100 + digit(b) * 10 + digit(c), 6),
-            _ => return self.any_head(),
-        };
-        self.at += len;
-        if tag == b'*' {
-            return Ok(Head::Array(n));
+        match self.bulk() {
+            Some(text) => Ok(Head::Text(text)),
+            None => self.any_head(),
         }
-        self.payload(n).map(Head::Text)
+    }
+
+    /// As [`head`](Self::head), and quicker where the next value is an array.
+    #[inline]
+    pub(crate) fn aggregate(&mut self) -> Scan<Head> {
+        let Some((n, after)) = self.short(b'*') else {
+            return self.any_head();
+        };
+        self.at = after;
+        Ok(Head::Array(n))
+    }
+
+    /// A bulk string, spelled as servers do; `None` if the next value is anything else, or has not
+    /// arrived whole.
+    #[inline]
+    fn bulk(&mut self) -> Option<Span> {
+        let (n, at) = self.short(b'$')?;
+        let end = at + n;
+        if self.bytes.get(end..end + 2)? != b"\r\n" {
+            return None;
+        }
+        self.at = end + 2;
+        Some(Span {
+            at: at as u32,
+            len: n as u32,
+        })
+    }
+
+    /// A number of up to five digits behind this type mark, and where its line ends. Nearly every line
+    /// of a stream reply is one of these, so they are read without a search for the line's end, and
+    /// all else is left to [`any_head`](Self::any_head).
+    #[inline]
+    fn short(&self, tag: u8) -> Option<(usize, usize)> {
+        let line: &[u8; 8] = self.rest().first_chunk()?;
+        if line[0] != tag {
+            return None;
+        }
+        let mut n = 0;
+        for i in 1..7 {
+            match line[i] {
+                d @ b'0'..=b'9' => n = n * 10 + digit(d),
+                b'\r' if i > 1 && line[i + 1] == b'\n' => return Some((n, self.at + i + 2)),
+                _ => return None,
+            }
+        }
+        None
     }
 
     /// A one-byte text, such as the field names of our own entries; `None` if the next value is
@@ -221,8 +244,18 @@ impl<'a> Cursor<'a> {
     }
 
     /// A text, or nothing for a nil; refuses everything else.
+    #[inline]
     pub(crate) fn text(&mut self) -> Scan<Option<Span>> {
-        match self.head()? {
+        match self.bulk() {
+            Some(text) => Ok(Some(text)),
+            None => self.any_text(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn any_text(&mut self) -> Scan<Option<Span>> {
+        match self.any_head()? {
             Head::Text(s) => Ok(Some(s)),
             Head::Nil => Ok(None),
             _ => Err(Stop::Bad("something other than a string")),

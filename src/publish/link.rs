@@ -272,9 +272,7 @@ impl Link {
             self.connection = None;
         }
         if self.connection.is_none() {
-            let wait = by.left().min(self.plan.connect_timeout);
-            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
-            self.connection = Some(dialled.map_err(|e| self.about(e, None))?);
+            self.connection = Some(self.dial(by)?);
             self.inbox.clear();
         }
         if self.topic.is_none() {
@@ -302,6 +300,19 @@ impl Link {
         Ok(())
     }
 
+    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
+    /// sent yet. The gate sees to it that this is no storm.
+    fn dial(&self, by: Deadline) -> Result<Connection> {
+        loop {
+            let wait = by.left().min(self.plan.connect_timeout);
+            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
+            match dialled {
+                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+                done => return done.map_err(|e| self.about(e, None)),
+            }
+        }
+    }
+
     fn adopt(&mut self, topic: Topic) {
         self.head_args = if topic.trim == Trim::None { 3 } else { 5 };
         self.head_args += usize::from(topic.trim == Trim::Approx);
@@ -324,7 +335,20 @@ impl Link {
         self.topic = Some(topic);
     }
 
+    /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
+    /// the last call, it is sent over the next one.
     fn send(&mut self, by: Deadline) -> Result<()> {
+        match self.try_send(by) {
+            Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
+                self.connection = None;
+                self.make_ready(by)?;
+                self.try_send(by)
+            }
+            sent => sent,
+        }
+    }
+
+    fn try_send(&mut self, by: Deadline) -> Result<()> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
@@ -363,15 +387,9 @@ impl Link {
     }
 }
 
-/// Whether the connection is of no more use after this error: it is out of step, or leads to a server
-/// that will refuse everything else as well.
+/// Whether the connection is of no more use after this error.
 fn is_over(e: &Error) -> bool {
-    use crate::ServerClass::{Auth, Moved, ReadOnly};
-    match e.kind() {
-        ErrorKind::Server => matches!(e.server_class(), Some(ReadOnly | Moved | Auth)),
-        ErrorKind::Config => false,
-        _ => true,
-    }
+    !e.keeps_connection() && e.kind() != ErrorKind::Config
 }
 
 /// Gives every message that has no result yet the same error.

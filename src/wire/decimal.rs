@@ -5,17 +5,31 @@ pub(super) const DIGITS_MAX: usize = 20;
 
 /// The number `text` begins with, and what follows its last digit. At least one digit; leading
 /// zeros are accepted; `None` beyond 64 bits.
+#[inline]
 pub(super) fn split(text: &[u8]) -> Option<(u64, &[u8])> {
+    if text.len() < DIGITS_MAX {
+        // too short for a number beyond 64 bits
+        split_with(text, |n, scale, more| Some(n.wrapping_mul(scale) + more))
+    } else {
+        split_with(text, |n, scale, more| {
+            n.checked_mul(scale)?.checked_add(more)
+        })
+    }
+}
+
+/// `join` appends digits: what was read so far, what it is to be multiplied with, what is to be added.
+#[inline]
+fn split_with(text: &[u8], join: impl Fn(u64, u64, u64) -> Option<u64>) -> Option<(u64, &[u8])> {
     let (mut n, mut rest) = (0u64, text);
     // ids are long: eight digits in one step take a third off the time to read one
     while let Some((head, tail)) = rest.split_first_chunk()
         && let Some(eight) = eight_digits(*head)
     {
-        n = n.checked_mul(100_000_000)?.checked_add(eight)?;
+        n = join(n, 100_000_000, eight)?;
         rest = tail;
     }
     while let [digit @ b'0'..=b'9', tail @ ..] = rest {
-        n = n.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+        n = join(n, 10, u64::from(digit - b'0'))?;
         rest = tail;
     }
     (rest.len() < text.len()).then_some((n, rest))
@@ -28,6 +42,7 @@ pub(super) fn parse(text: &[u8]) -> Option<u64> {
 }
 
 /// Eight digits at once: neighbouring bytes are joined to pairs, then to fours, then to one number.
+#[inline]
 fn eight_digits(text: [u8; 8]) -> Option<u64> {
     const fn each(byte: u8) -> u64 {
         u64::from_le_bytes([byte; 8])

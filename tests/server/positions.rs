@@ -356,6 +356,11 @@ fn sync_modes_wait_in_sight_until_the_position_is_stored() {
         expect("it to run", || {
             consumer.partitions()[0].state == LaneState::Running
         });
+        let clients = server.command(&["CLIENT", "LIST"]).unwrap().text();
+        assert!(
+            !clients.contains(&format!("streams-positions:{topic}")),
+            "the timer might write an older one over it: {clients}"
+        );
         drop(consumer);
     }
 }

@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// keeps nothing and is gone afterwards (`STREAMLANE_TEST_SERVER` names another
 /// server program, such as valkey-server).
 ///
-/// With --url it needs some 200 bytes of the server's memory a message, since
+/// With --url it needs some 150 bytes of the server's memory a message, since
 /// nothing is trimmed. The topic's name T is new in every run, and these keys
 /// are deleted at the end:
 ///
