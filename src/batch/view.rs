@@ -14,9 +14,8 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    batch::Record,
+    batch::{Record, Scratch},
     error::{Error, ErrorKind, Result},
-    handler::{HandlerResult, Scratch},
     net::{
         Interrupt, STOP,
         resp::{Cursor, Span},
@@ -46,15 +45,28 @@ impl Context {
 /// Every slice reached through it points into the lane's arena and is gone when the call returns; the
 /// compiler holds you to that:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use streamlane::{Batch, HandlerResult};
 /// let mut kept: Vec<&[u8]> = Vec::new();
-/// let handler = |batch: &Batch<'_>| -> HandlerResult {
-///     kept.extend(batch.messages().map(|m| m.body())); // borrowed data escapes the call
-///     Ok(())
-/// };
 /// # fn takes(_: impl FnMut(&Batch<'_>) -> HandlerResult + 'static) {}
-/// takes(handler);
+/// takes(move |batch: &Batch<'_>| {
+///     for m in batch.messages() {
+///         kept.push(m.body()); // borrowed data escapes the call
+///     }
+///     Ok(())
+/// });
+/// ```
+///
+/// The batch itself goes the same way:
+///
+/// ```compile_fail,E0521
+/// # use streamlane::{Batch, HandlerResult};
+/// let mut kept: Option<&Batch<'_>> = None;
+/// # fn takes(_: impl FnMut(&Batch<'_>) -> HandlerResult + 'static) {}
+/// takes(move |batch: &Batch<'_>| {
+///     kept = Some(batch); // borrowed data escapes the call
+///     Ok(())
+/// });
 /// ```
 ///
 /// Copy what must live longer, with [`to_owned`](Self::to_owned) or [`Message::to_owned`].
@@ -187,12 +199,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Fails when `each` ended early: the handler's `Ok` is not about the rest.
-    pub(crate) fn whole(&self) -> HandlerResult {
-        if self.cut_short.get() {
-            return Err("stopping before the end of the batch".into());
-        }
-        Ok(())
+    /// Whether `each` ended early: then the handler's `Ok` is not about the rest.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.cut_short.get()
     }
 
     /// How many were said to be done, if anything was said.
@@ -215,7 +224,7 @@ impl fmt::Debug for Batch<'_> {
 ///
 /// Nothing in it has to be UTF-8: texts are [`Text`] views. A body cannot be kept past the call:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use streamlane::{HandlerResult, Message};
 /// let mut kept: Vec<&[u8]> = Vec::new();
 /// # fn takes(_: impl FnMut(&Message<'_>) -> HandlerResult + 'static) {}

@@ -136,7 +136,12 @@ impl Lane {
                 };
                 let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
-                let result = result.map(|r| r.and_then(|()| batch.whole()));
+                let result = match result {
+                    Ok(Ok(())) if batch.is_cut_short() => {
+                        Ok(Err("stopping before the end of the batch".into()))
+                    }
+                    result => result,
+                };
                 (result, records.len(), batch.progress())
             }
             Handler::Messages(h) => {
