@@ -11,9 +11,18 @@ use jiff::{Timestamp, fmt::strtime, tz::Offset};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Now, on the monotonic clock.
+#[cfg(not(loom))]
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+/// In models time stands still, for each of their runs has to go as the one before.
+#[cfg(loom)]
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn now() -> Instant {
+    static STILL: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    *STILL
 }
 
 /// Milliseconds since some fixed moment, on the coarse monotonic clock.

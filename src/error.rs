@@ -249,6 +249,18 @@ impl Error {
         e
     }
 
+    /// Whether the connection it came over is worth keeping: the server refused, and over another it
+    /// would refuse the same. Not so when its role, its place in a cluster or the login has changed.
+    pub(crate) fn keeps_connection(&self) -> bool {
+        use ServerClass::{Auth, Moved, ReadOnly};
+        self.0.kind == ErrorKind::Server
+            && !matches!(self.server_class(), Some(Auth | Moved | ReadOnly))
+            && !matches!(
+                self.server_code(),
+                Some("UNBLOCKED" | "MASTERDOWN" | "CLUSTERDOWN")
+            )
+    }
+
     #[must_use]
     pub(crate) fn of_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;

@@ -170,12 +170,12 @@ mod sync;
 pub mod testing;
 mod wire;
 
-pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};
+pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
 pub use handler::{
-    Action, BatchHandler, Failure, HandlerResult, MessageHandler, OrAction, Schema, Scratch,
-    TypedHandler, typed,
+    Action, BatchHandler, Failure, HandlerResult, MessageHandler, OrAction, Schema, TypedHandler,
+    typed,
 };
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};

@@ -17,7 +17,7 @@ use crate::{
     clock,
     consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
     consumer::Running,
-    net::{self, Connection, Gate, Interrupt, STOP, Target},
+    net::{self, Connection, Deadline, Gate, Interrupt, STOP, Target},
     observe::evaluate,
     publish::{PublishPlan, Topic, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
@@ -340,7 +340,7 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let topic = ensure(c, keys, name, &all.topic(name), timeout)?;
+        let topic = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
         let places = Places {
             streams: &topic.streams,
             ownership: &keys.ownership(name, consumer),

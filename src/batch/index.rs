@@ -223,8 +223,13 @@ impl Index {
                     self.streams = Streams::Flat;
                     break n;
                 }
-                Head::Push(n) | Head::Attribute(n) => {
+                Head::Push(n) => {
                     for _ in 0..n {
+                        c.skip()?;
+                    }
+                }
+                Head::Attribute(pairs) => {
+                    for _ in 0..2 * pairs {
                         c.skip()?;
                     }
                 }
@@ -266,7 +271,7 @@ impl Index {
         cursor: StreamId,
         filter: &Filter,
     ) -> Scan<()> {
-        match c.head()? {
+        match c.aggregate()? {
             Head::Array(2) => {}
             Head::Nil => {
                 self.nils += 1;
@@ -279,7 +284,7 @@ impl Index {
         if id <= self.last.unwrap_or(cursor) {
             return Err(Stop::Bad("an id at or before one already read"));
         }
-        let (fields, odd) = match c.head()? {
+        let (fields, odd) = match c.aggregate()? {
             Head::Array(n) => (n / 2, n % 2 != 0),
             Head::Map(n) => (n, false),
             Head::Nil => (0, false),
@@ -349,3 +354,11 @@ struct Seen {
     first_type: Option<Span>,
     headers: Option<Span>,
 }
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "index_properties.rs"]
+mod properties;

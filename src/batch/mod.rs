@@ -3,9 +3,11 @@
 
 mod arena;
 mod index;
+mod scratch;
 mod view;
 
 pub(crate) use arena::{Arena, ArenaPool};
 pub(crate) use index::{Filter, Index, Progress, Record};
+pub use scratch::Scratch;
 pub(crate) use view::Context;
 pub use view::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};

@@ -14,9 +14,8 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    batch::Record,
+    batch::{Record, Scratch},
     error::{Error, ErrorKind, Result},
-    handler::{HandlerResult, Scratch},
     net::{
         Interrupt, STOP,
         resp::{Cursor, Span},
@@ -46,15 +45,28 @@ impl Context {
 /// Every slice reached through it points into the lane's arena and is gone when the call returns; the
 /// compiler holds you to that:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use streamlane::{Batch, HandlerResult};
 /// let mut kept: Vec<&[u8]> = Vec::new();
-/// let handler = |batch: &Batch<'_>| -> HandlerResult {
-///     kept.extend(batch.messages().map(|m| m.body())); // borrowed data escapes the call
-///     Ok(())
-/// };
 /// # fn takes(_: impl FnMut(&Batch<'_>) -> HandlerResult + 'static) {}
-/// takes(handler);
+/// takes(move |batch: &Batch<'_>| {
+///     for m in batch.messages() {
+///         kept.push(m.body()); // borrowed data escapes the call
+///     }
+///     Ok(())
+/// });
+/// ```
+///
+/// The batch itself goes the same way:
+///
+/// ```compile_fail,E0521
+/// # use streamlane::{Batch, HandlerResult};
+/// let mut kept: Option<&Batch<'_>> = None;
+/// # fn takes(_: impl FnMut(&Batch<'_>) -> HandlerResult + 'static) {}
+/// takes(move |batch: &Batch<'_>| {
+///     kept = Some(batch); // borrowed data escapes the call
+///     Ok(())
+/// });
 /// ```
 ///
 /// Copy what must live longer, with [`to_owned`](Self::to_owned) or [`Message::to_owned`].
@@ -62,6 +74,8 @@ pub struct Batch<'a> {
     arena: &'a [u8],
     records: &'a [Record],
     context: &'a Context,
+    /// Told of the last message that is done.
+    finish: &'a dyn Fn(&Record),
     /// One more than the number of messages marked done; 0 when nothing was said.
     done: Cell<usize>,
     /// Whether `each` ended before the last message.
@@ -69,11 +83,17 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(arena: &'a [u8], records: &'a [Record], context: &'a Context) -> Self {
+    pub(crate) fn new(
+        arena: &'a [u8],
+        records: &'a [Record],
+        context: &'a Context,
+        finish: &'a dyn Fn(&Record),
+    ) -> Self {
         Self {
             arena,
             records,
             context,
+            finish,
             done: Cell::new(0),
             cut_short: Cell::new(false),
         }
@@ -121,14 +141,23 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Says that messages `0..n` are finished and need not be handed over again if the call fails.
+    /// Says that messages `0..n` are finished and need not be handed over again if the call fails. The
+    /// position moves past them at once, so that under `AsyncBatch` they are stored within
+    /// `PersistIntervalMs` however long the call goes on.
     ///
     /// Once said, even as `done(0)`, a failure concerns message `n` alone: a skip steps over it and the
     /// rest is handed over again. When it is never said, a failure concerns the whole batch. Smaller
     /// numbers than before and numbers beyond the end are brought into range.
     pub fn done(&self, n: usize) {
-        let n = n.min(self.len()) + 1;
-        self.done.set(self.done.get().max(n));
+        let n = n.min(self.len());
+        let before = self.done.get();
+        if n < before {
+            return;
+        }
+        self.done.set(n + 1);
+        if let Some(last) = n.checked_sub(1) {
+            (self.finish)(&self.records[last]);
+        }
     }
 
     /// Calls `f` with each message and marks those for which it succeeds as done, so that a failure
@@ -170,12 +199,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Fails when `each` ended early: the handler's `Ok` is not about the rest.
-    pub(crate) fn whole(&self) -> HandlerResult {
-        if self.cut_short.get() {
-            return Err("stopping before the end of the batch".into());
-        }
-        Ok(())
+    /// Whether `each` ended early: then the handler's `Ok` is not about the rest.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.cut_short.get()
     }
 
     /// How many were said to be done, if anything was said.
@@ -198,7 +224,7 @@ impl fmt::Debug for Batch<'_> {
 ///
 /// Nothing in it has to be UTF-8: texts are [`Text`] views. A body cannot be kept past the call:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0521
 /// # use streamlane::{HandlerResult, Message};
 /// let mut kept: Vec<&[u8]> = Vec::new();
 /// # fn takes(_: impl FnMut(&Message<'_>) -> HandlerResult + 'static) {}
@@ -484,3 +510,7 @@ pub struct OwnedBatch {
     /// The messages, in stream order.
     pub messages: Vec<OwnedMessage>,
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

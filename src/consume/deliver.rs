@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::RefCell,
     error::Error as StdError,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -118,6 +119,8 @@ impl Lane {
             handler,
             context,
             plan,
+            writer,
+            base,
             ..
         } = self;
         let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
@@ -126,9 +129,19 @@ impl Lane {
         }
         let (result, handed, done) = match handler {
             Handler::Batches(h) => {
-                let batch = Batch::new(bytes, records, context);
+                let writer = RefCell::new(writer);
+                let finish = |r: &Record| {
+                    let ordinal = base.map(|n| n + u64::from(r.nth));
+                    writer.borrow_mut().store(r.id, ordinal);
+                };
+                let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
-                let result = result.map(|r| r.and_then(|()| batch.whole()));
+                let result = match result {
+                    Ok(Ok(())) if batch.is_cut_short() => {
+                        Ok(Err("stopping before the end of the batch".into()))
+                    }
+                    result => result,
+                };
                 (result, records.len(), batch.progress())
             }
             Handler::Messages(h) => {

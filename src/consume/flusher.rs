@@ -33,7 +33,8 @@ pub(crate) struct Flusher {
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
     inbox: Inbox,
-    failing_since: Option<Instant>,
+    /// Since when positions cannot be stored, where a line was written about it.
+    announced: Option<Instant>,
     quiet: Quiet,
     timeout: Duration,
 }
@@ -61,7 +62,7 @@ impl Flusher {
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
             inbox: Inbox::default(),
-            failing_since: None,
+            announced: None,
             quiet: Quiet::default(),
             timeout,
             table,
@@ -127,6 +128,11 @@ impl Flusher {
     fn write(&mut self) -> Result<()> {
         self.commands.clear();
         let n = self.store.render(&mut self.commands, &self.dirty);
+        // Servers hang up on the idle, which is no trouble before anything was written.
+        let hung_up = |c: &mut Connection| c.check_idle().is_err();
+        if self.connection.as_mut().is_some_and(hung_up) {
+            self.connection = None;
+        }
         let about = |e: Error| {
             e.during("store positions")
                 .on_key(self.store.key())
@@ -144,15 +150,17 @@ impl Flusher {
         self.inbox
             .exchange(connection, &self.commands, n, self.timeout)
             .map_err(|e| {
-                self.connection = None;
+                if !e.keeps_connection() {
+                    self.connection = None;
+                }
                 about(e)
             })
     }
 
     /// The newest positions stay in the table and are written with the next flush that succeeds.
     fn failed(&mut self, e: &Error) {
-        self.failing_since.get_or_insert_with(clock::now);
         if let Some(more) = self.quiet.permit() {
+            self.announced.get_or_insert_with(clock::now);
             log::warn!(
                 "{self}: positions of {} partitions are not stored: {e}; kept in memory and tried again{}",
                 self.dirty.len(),
@@ -162,12 +170,10 @@ impl Flusher {
     }
 
     fn succeeded(&mut self) {
-        if let Some(since) = self.failing_since.take() {
-            self.quiet.reset();
-            log::info!(
-                "{self}: positions are stored again after {:.1} s",
-                since.elapsed().as_secs_f64()
-            );
+        if let Some(since) = self.announced.take() {
+            // The window outlasts the trouble, or a server that comes and goes would fill the log.
+            let seconds = since.elapsed().as_secs_f64();
+            log::info!("{self}: positions are stored again after {seconds:.1} s");
         }
     }
 }

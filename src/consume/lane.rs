@@ -12,7 +12,7 @@ use crate::{
     backoff::{IdleLadder, jittered},
     batch::{ArenaPool, Context},
     clock,
-    error::{Error, ErrorKind, ServerClass},
+    error::{Error, ErrorKind},
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
     position::{Snapshot, Writer},
@@ -75,9 +75,9 @@ pub(crate) struct Lane {
     pub(super) context: Context,
     pub(super) monitor: Arc<Monitor>,
     pub(super) quiet_failures: Quiet,
-    writer: Writer,
+    pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
-    base: Option<u64>,
+    pub(super) base: Option<u64>,
     /// Whether the server can tell ordinals.
     ask_ordinal: bool,
     store: PositionStore,
@@ -235,6 +235,11 @@ impl Lane {
             count(&self.monitor.connects, 1);
             self.connected_ms = clock::coarse_ms();
         }
+        if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
+            // alone, so that a refusal leaves no answer outstanding and the connection can stay
+            self.try_save(position)?;
+            self.unsaved = None;
+        }
         let mut before = 0;
         if !self.reader.is_outstanding() {
             self.commands.clear();
@@ -245,11 +250,11 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let brought = self.reader.receive(before, self.store.key())?;
-        if before > 0 {
-            self.unsaved = None;
+        let brought = self.reader.receive(before, self.store.key());
+        if before > 0 && self.reader.is_confirmed() {
+            self.unsaved = None; // whatever became of the read
         }
-        Ok(brought)
+        brought
     }
 
     /// Ends the lane if it is to stop; holds it while it is paused.
@@ -307,8 +312,13 @@ impl Lane {
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
         };
-        self.inbox
-            .exchange(connection, &self.commands, n, self.plan.read.patience())
+        let patience = self.plan.read.patience();
+        let saved = self.inbox.exchange(connection, &self.commands, n, patience);
+        saved.map_err(|e| {
+            e.during("store position")
+                .on_key(self.store.key())
+                .at(self.plan.target.endpoint())
+        })
     }
 
     /// A read found nothing: everything there is has been handled.
@@ -396,21 +406,7 @@ impl Lane {
                 HeldBack(more)
             );
         }
-        let refused = e.server_class().filter(|_| e.kind() == ErrorKind::Server);
-        let keep = match refused {
-            // The connection is in step, and another would be told the same.
-            Some(class) => {
-                !matches!(
-                    class,
-                    ServerClass::ReadOnly
-                        | ServerClass::Transient
-                        | ServerClass::Auth
-                        | ServerClass::Moved
-                ) && !self.reader.is_outstanding()
-            }
-            None => false,
-        };
-        if !keep {
+        if !e.keeps_connection() || self.reader.is_outstanding() {
             self.reader.disconnect();
         }
         // A failed dial has waited at the gate. A connection that worked for a while is replaced at once.

@@ -6,7 +6,7 @@ use crate::{
     Result, StreamId,
     batch::{Arena, ArenaPool, Filter, Index, Progress, Record},
     clock,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Outcome},
     net::{Connection, Interrupt, Target, resp},
     wire::ID_MAX,
 };
@@ -42,7 +42,7 @@ impl ReadPlan {
         self.block.unwrap_or_default() + self.slack
     }
 
-    /// Inbox larger than this are used up to their last whole entry.
+    /// Replies larger than this are used up to their last whole entry.
     fn budget(&self) -> usize {
         (4 * self.batch_bytes).max(1024 * 1024)
     }
@@ -59,6 +59,8 @@ pub(crate) enum Brought {
     },
 }
 
+/// What an entry holds beside what its publisher counted: its id, field names and lengths.
+const FRAMING: usize = 64 * 1024;
 /// The rest of a reply that has begun must arrive within so many slacks.
 const TAIL_SLACKS: u32 = 10;
 /// How long a brief request waits at the server.
@@ -87,6 +89,10 @@ pub(crate) struct Reader {
     /// How many entries the request on its way asked for.
     asked: Option<u32>,
     small_in_a_row: u32,
+    /// The commands sent ahead of the last request were carried out.
+    confirmed: bool,
+    /// The last read ended with the connection.
+    broke: bool,
 }
 
 impl Reader {
@@ -117,6 +123,8 @@ impl Reader {
             cursor,
             asked: None,
             small_in_a_row: 0,
+            confirmed: false,
+            broke: false,
         }
     }
 
@@ -135,6 +143,11 @@ impl Reader {
     /// Whether a request is on its way whose answer has not been received.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.asked.is_some()
+    }
+
+    /// Whether the commands sent ahead of the last request were carried out.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.confirmed
     }
 
     pub(crate) fn connection(&mut self) -> Option<&mut Connection> {
@@ -180,7 +193,8 @@ impl Reader {
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        connection.send(&self.out, self.plan.slack)?;
+        let sent = connection.send(&self.out, self.plan.slack);
+        sent.map_err(|e| self.about(e))?;
         self.asked = Some(count);
         Ok(())
     }
@@ -211,7 +225,9 @@ impl Reader {
     /// The connection must be given up after any error but the server's own.
     pub(crate) fn receive(&mut self, before: usize, about_key: &[u8]) -> Result<Brought> {
         self.clear();
+        self.confirmed = false;
         let at = self.skip_replies(before, about_key)?;
+        self.confirmed = true;
         self.index.clear(at);
         let mut began = None;
         loop {
@@ -228,9 +244,12 @@ impl Reader {
                 Progress::Whole(end) if end == self.arena.received().len() => break,
                 Progress::Whole(_) => return Err(self.not_a_reply("more than one reply")),
                 Progress::Refused(text) => {
+                    let received = self.arena.received();
+                    if text.at as usize + text.len as usize + 2 < received.len() {
+                        return Err(self.not_a_reply("more than one reply"));
+                    }
                     self.asked = None;
-                    let text = text.of(self.arena.received());
-                    return Err(self.about(Error::server("read", text)));
+                    return Err(self.about(Error::server("read", text.of(received))));
                 }
                 Progress::Partial(need) => {
                     if self.outgrown(need)? {
@@ -240,6 +259,7 @@ impl Reader {
                 }
             }
         }
+        self.broke = false;
         let asked = self.asked.take().unwrap_or_default();
         let (read, bytes) = (self.index.read(), self.arena.received().len());
         self.sizing.learn(read, bytes);
@@ -297,11 +317,15 @@ impl Reader {
                 Ok(())
             }
             Err(e) => {
-                // Servers end connections whose replies outgrow their output limits.
-                if partial && e.kind() == ErrorKind::Io && !self.sizing.halve() {
-                    let why = "the connection broke in the middle of a single entry, \
-                               which may exceed the server's client-output-buffer-limit";
-                    return Err(self.about(e.saying(why)));
+                // Servers end connections whose replies outgrow their output limits, most often before
+                // the first byte. A connection lost for another reason costs a few smaller reads.
+                if e.kind() == ErrorKind::Io {
+                    let again = std::mem::replace(&mut self.broke, true);
+                    if !self.sizing.halve() && (partial || again) {
+                        let why = "the connection breaks whenever the next entry is read, \
+                                   which may exceed the server's client-output-buffer-limit";
+                        return Err(self.about(e.saying(why)));
+                    }
                 }
                 Err(self.about(e))
             }
@@ -322,7 +346,7 @@ impl Reader {
             }
             // A single entry is larger than a whole reply should be. It has to be taken all the same.
             let size = want - self.index.at();
-            if size > self.plan.max_entry_bytes {
+            if size > self.plan.max_entry_bytes + FRAMING {
                 let what = format!(
                     "the entry after {} is {size} bytes or more, over the limit of {} \
                      (raise MaxMessageBytes, or delete the entry)",
@@ -331,9 +355,10 @@ impl Reader {
                 return Err(self.about(Error::new(ErrorKind::TooLarge, "read", what)));
             }
         }
-        // Twice as much for a reply of many entries; exactly enough for one large one.
+        // Twice as much for a reply of many entries; a quarter more for one large one, whose next fields
+        // should not each make it grow again.
         let grown = if want > self.plan.budget() {
-            want
+            want + want / 4
         } else {
             want.max(2 * capacity).min(self.plan.budget())
         };
@@ -425,8 +450,12 @@ impl Reader {
         ))
     }
 
+    /// A read changes nothing, so whether it was applied is no question.
     fn about(&self, e: Error) -> Error {
-        e.on_key(&self.key).at(self.target.endpoint())
+        e.during("read")
+            .applied(Outcome::NotApplied)
+            .on_key(&self.key)
+            .at(self.target.endpoint())
     }
 }
 
@@ -436,3 +465,7 @@ impl Drop for Reader {
         self.pool.give_back(arena);
     }
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

@@ -390,7 +390,7 @@ impl ConsumerBuilder<HasHandler> {
             threads: Mutex::default(),
             failed: AtomicBool::new(false),
             unsaved: Mutex::default(),
-            _name: prepared.name_guard,
+            guard: Mutex::new(Some(prepared.name_guard)),
         });
         let consumer = Consumer {
             running: Arc::clone(&running),

@@ -26,6 +26,8 @@ use crate::{
 const CLOSING: u32 = 1 << 2;
 /// What a handler may use of a lane's stack.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
+/// Lanes whose handlers heed a stop have ended after so long.
+const PROMPT_EXIT: Duration = Duration::from_millis(10);
 /// How much longer than the shutdown timeout the flusher may take to notice that it is over.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -46,8 +48,8 @@ pub(crate) struct Running {
     pub(super) failed: AtomicBool,
     /// Partitions whose last position could not be stored.
     pub(super) unsaved: Mutex<Vec<u32>>,
-    /// Held by the lanes too: while a handler is stuck, another consumer of the name would overlap it.
-    pub(super) _name: NameGuard,
+    /// Given back when every thread has ended, and no sooner: two of one name would overlap.
+    pub(super) guard: Mutex<Option<NameGuard>>,
 }
 
 /// Threads of which one wants to know that they have ended, however they do. Each holds a sender that
@@ -92,10 +94,17 @@ impl Running {
         let (running, alive) = (Arc::clone(self), self.flusher.sign());
         self.spawn("positions".into(), move || {
             flusher.run(interval, CLOSING);
-            // The lanes' last positions are in the table once they have ended.
-            running
-                .lanes
-                .all_ended(clock::now() + running.shutdown_timeout);
+            // Handlers that end slowly still finish messages, and the process may be killed before they
+            // are done: what they finish is stored as quickly as ever.
+            // A tenth of the time is kept for the last flush.
+            let until = clock::now() + running.shutdown_timeout.mul_f64(0.9);
+            let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
+            while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
+            {
+                flusher.flush_all();
+                pause = interval.unwrap_or(running.shutdown_timeout);
+            }
+            // Now the lanes' last positions are in the table.
             let unsaved = flusher.flush_all();
             if !unsaved.is_empty() {
                 log::warn!(
@@ -209,6 +218,7 @@ impl Running {
             for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
             }
+            drop(self.guard.lock().take());
             return;
         }
         let threads = self.threads.lock();

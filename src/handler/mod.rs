@@ -6,5 +6,5 @@ mod traits;
 
 pub use failure::{Action, Failure, HandlerResult, OrAction};
 pub(crate) use json::Typed;
-pub use json::{Schema, Scratch, TypedHandler, typed};
+pub use json::{Schema, TypedHandler, typed};
 pub use traits::{BatchHandler, MessageHandler};

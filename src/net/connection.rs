@@ -328,7 +328,11 @@ impl Connection {
     fn lost(&mut self, source: io::Error, timeout: Duration) -> Error {
         self.broken = true;
         let cut_here = self.socket.is_shut();
-        self.socket.shutdown();
+        if source.kind() == io::ErrorKind::TimedOut {
+            self.socket.abort();
+        } else {
+            self.socket.shutdown();
+        }
         let e = match source.kind() {
             _ if cut_here => Error::new(ErrorKind::Io, "call", "cut off by this process"),
             io::ErrorKind::InvalidData => {
@@ -340,10 +344,13 @@ impl Connection {
             }
             _ => Error::io("call", source),
         };
-        if !cut_here {
-            self.gate.suspect();
+        let e = e.at(&*self.endpoint);
+        match e.kind() {
+            _ if cut_here => {}
+            ErrorKind::Timeout => self.gate.unanswered(e.to_string()),
+            _ => self.gate.suspect(),
         }
-        e.at(&*self.endpoint)
+        e
     }
 
     fn values(&mut self, packed: &[u8], count: usize) -> RedisResult<Vec<Value>> {

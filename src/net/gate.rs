@@ -12,18 +12,20 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use parking_lot::Mutex;
-
 use super::{interrupt::Interrupt, target::Target};
 use crate::{
     backoff::jittered,
     clock,
     error::{Error, ErrorKind, ServerClass},
     quiet::Quiet,
+    sync::Mutex,
 };
 
 /// Between two dials to a server that has not proven itself, lengthened by the jitter.
 const SPACING: Duration = Duration::from_secs(1);
+/// How long a call without an answer speaks against the server. By then a dial has told more, if
+/// anybody needs the server at all.
+const SILENCE: Duration = Duration::from_secs(15);
 /// How long one success speaks for the server.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -132,6 +134,8 @@ pub(crate) struct Gate {
 struct State {
     pace: Pace,
     waiting: Vec<Arc<Interrupt>>,
+    /// The last call that got no answer in time, unless a dial has succeeded since.
+    unanswered: Option<(Instant, String)>,
     log: Quiet,
     last_attempt: Instant,
 }
@@ -172,6 +176,7 @@ impl Gate {
             state: Mutex::new(State {
                 pace: Pace::new(now),
                 waiting: Vec::new(),
+                unanswered: None,
                 log: Quiet::default(),
                 last_attempt: now,
             }),
@@ -180,17 +185,20 @@ impl Gate {
     }
 
     /// How many dials have begun.
+    #[cfg(test)]
     pub(crate) fn attempts(&self) -> u64 {
         self.attempts.load(Ordering::Relaxed)
     }
 
     /// Why the server cannot be reached, while it cannot.
     pub(crate) fn down(&self) -> Option<String> {
-        let state = self.state.lock();
-        let down = state.pace.down.as_ref()?;
-        let seconds = clock::now()
-            .saturating_duration_since(down.since)
-            .as_secs_f64();
+        let (now, state) = (clock::now(), self.state.lock());
+        let Some(down) = &state.pace.down else {
+            let (at, why) = state.unanswered.as_ref()?;
+            let fresh = now.saturating_duration_since(*at) < SILENCE;
+            return fresh.then(|| why.clone());
+        };
+        let seconds = now.saturating_duration_since(down.since).as_secs_f64();
         Some(format!(
             "{} cannot be reached for {seconds:.1} s: {}",
             self.name, down.last
@@ -200,6 +208,15 @@ impl Gate {
     /// To be called when an established connection was lost: the next dial is made alone.
     pub(crate) fn suspect(&self) {
         self.state.lock().pace.suspect();
+    }
+
+    /// To be called when a call got no answer in time: as [`Self::suspect`], and the server counts as
+    /// [`down`](Self::down) until a dial tells more. Those who publish notice a server that hangs by
+    /// nothing else.
+    pub(crate) fn unanswered(&self, why: String) {
+        let mut state = self.state.lock();
+        state.pace.suspect();
+        state.unanswered = Some((clock::now(), why));
     }
 
     /// Whether the last dial succeeded and no connection was lost since.
@@ -304,6 +321,7 @@ impl Pass<'_> {
         let (over, waiting) = {
             let mut state = self.gate.state.lock();
             let over = state.pace.succeeded(now);
+            state.unanswered = None;
             (over, std::mem::take(&mut state.waiting))
         };
         wake(waiting);
@@ -374,7 +392,9 @@ fn wake(waiting: Vec<Arc<Interrupt>>) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::thread;
 
@@ -550,5 +570,16 @@ mod tests {
         assert!(Arc::ptr_eq(&a, &gate("redis://gate.invalid:7000/2")));
         assert!(!Arc::ptr_eq(&a, &gate("redis://bob:x@gate.invalid:7000")));
         assert!(!Arc::ptr_eq(&a, &gate("redis://gate.invalid:7001")));
+    }
+    #[test]
+    fn a_call_without_an_answer_counts_against_the_server_until_a_dial_succeeds() {
+        let (gate, idle) = (Gate::new("h:1", clock::now()), Arc::default());
+        let dial = || gate.enter(&idle, clock::now() + LONG).unwrap().succeeded();
+        dial();
+        gate.unanswered("no answer".to_owned());
+        assert_eq!(gate.down().as_deref(), Some("no answer"));
+        assert!(!gate.is_proven());
+        dial();
+        assert_eq!(gate.down(), None);
     }
 }

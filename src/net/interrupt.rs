@@ -1,17 +1,15 @@
 //! How a thread is called away: out of a sleep, out of a wait for its turn, out of a read.
 
 use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
-
 use super::socket::Socket;
-use crate::clock;
+use crate::{
+    clock,
+    sync::{AtomicU32, Condvar, Mutex, Ordering},
+};
 
 /// The thread is to end: the one bit this module looks at itself. All others belong to the users.
 pub(crate) const STOP: u32 = 1;
@@ -143,7 +141,7 @@ impl Interrupt {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::thread;
 
@@ -223,5 +221,114 @@ mod tests {
         let e = theirs.recv(&mut [0; 8], LONG).unwrap_err();
         assert_eq!(e.kind(), std::io::ErrorKind::UnexpectedEof);
         interrupt.cut(STOP);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::thread;
+
+    use super::*;
+
+    const PAUSE: u32 = 2;
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Runs `ours` and `theirs` at the same time on one interrupt, in every order. A wake-up that is
+    /// missed shows as a deadlock, because no wait times out here.
+    fn together(
+        ours: fn(&Interrupt),
+        theirs: fn(&Interrupt),
+        before: fn(&Interrupt),
+        after: fn(&Interrupt),
+    ) {
+        loom::model(move || {
+            let interrupt = Arc::new(Interrupt::default());
+            before(&interrupt);
+            let other = Arc::clone(&interrupt);
+            let t = thread::spawn(move || theirs(&other));
+            ours(&interrupt);
+            t.join().unwrap();
+            after(&interrupt);
+        });
+    }
+
+    fn nothing(_: &Interrupt) {}
+
+    #[test]
+    fn a_sleep_ends_with_each_way_of_setting_its_bit() {
+        let sleep = |i: &Interrupt| assert!(i.sleep(LONG, STOP), "woken for nothing");
+        together(sleep, |i| i.set(STOP), nothing, nothing);
+        together(sleep, |i| i.cut(STOP), nothing, nothing);
+        let other_first = |i: &Interrupt| {
+            i.set(PAUSE);
+            i.set(STOP);
+        };
+        together(sleep, other_first, nothing, nothing);
+    }
+
+    #[test]
+    fn who_is_held_goes_on_when_cleared_or_stopped() {
+        let held = |i: &Interrupt| i.wait_clear(PAUSE, STOP);
+        let pause = |i: &Interrupt| i.set(PAUSE);
+        together(held, |i| i.clear(PAUSE), pause, |i| assert_eq!(i.bits(), 0));
+        together(held, |i| i.cut(STOP), pause, |i| assert!(i.is_cut()));
+        let both = |i: &Interrupt| {
+            i.clear(PAUSE);
+            i.set(STOP);
+        };
+        together(held, both, pause, nothing);
+    }
+
+    #[test]
+    fn a_wait_ends_with_a_wake_up_after_the_look_or_with_a_cut() {
+        let wait = |i: &Interrupt| {
+            let seen = i.wakes();
+            // here one looks for what one waits for; STOP stands for it
+            if i.bits() & STOP == 0 {
+                i.wait(seen, clock::now() + LONG);
+            }
+        };
+        let tell_then_wake = |i: &Interrupt| {
+            i.bits.fetch_or(STOP, Ordering::Release);
+            i.wake();
+        };
+        together(wait, tell_then_wake, nothing, nothing);
+        together(wait, |i| i.cut(PAUSE), nothing, nothing);
+    }
+
+    /// The socket that is attached in the end is shut, and so is each that was attached while the cut
+    /// lasted.
+    #[test]
+    fn a_cut_shuts_the_socket_however_late_it_is_attached() {
+        loom::model(|| {
+            let interrupt = Arc::new(Interrupt::default());
+            let other = Arc::clone(&interrupt);
+            let t = thread::spawn(move || other.cut(PAUSE));
+            let [first, second] = [Socket::pair().0, Socket::pair().0].map(Arc::new);
+            interrupt.attach(&first);
+            let seen = interrupt.is_cut();
+            interrupt.attach(&second);
+            assert!(!seen || second.is_shut(), "attached during the cut");
+            t.join().unwrap();
+            assert!(second.is_shut(), "the last one attached");
+        });
+    }
+
+    #[test]
+    fn what_is_attached_after_a_clear_stays_open() {
+        loom::model(|| {
+            let interrupt = Arc::new(Interrupt::default());
+            let other = Arc::clone(&interrupt);
+            let t = thread::spawn(move || {
+                other.cut(PAUSE);
+                other.clear(PAUSE);
+                let socket = Arc::new(Socket::pair().0);
+                other.attach(&socket);
+                socket
+            });
+            assert!(interrupt.bits() & !PAUSE == 0);
+            let socket = t.join().unwrap();
+            assert!(!socket.is_shut() && !interrupt.is_cut());
+        });
     }
 }

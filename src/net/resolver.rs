@@ -10,10 +10,11 @@ use std::{
     time::Instant,
 };
 
-use parking_lot::{Condvar, Mutex};
-
 use super::interrupt::Interrupt;
-use crate::clock;
+use crate::{
+    clock,
+    sync::{Condvar, Mutex},
+};
 
 type Lookup = fn(&str, u16) -> io::Result<Vec<SocketAddr>>;
 
@@ -66,26 +67,28 @@ impl Resolver {
         let worker = Arc::clone(&resolver);
         thread::Builder::new()
             .name("resolver".into())
-            .spawn(move || worker.run())?;
+            .spawn(move || {
+                loop {
+                    worker.answer_next();
+                }
+            })?;
         Ok(resolver)
     }
 
-    fn run(&self) {
-        loop {
-            let job = self.next_wanted();
-            let mut answer = (self.lookup)(&job.host, job.port);
-            if answer.as_ref().is_ok_and(Vec::is_empty) {
-                answer = Err(io::Error::new(
-                    io::ErrorKind::NotFound,
-                    "the name has no address",
-                ));
-            }
-            // whoever joins from here on starts a lookup of their own
-            self.queue.lock().pop_front();
-            let _ = job.answer.set(answer);
-            for waiter in job.waiting.lock().drain(..) {
-                waiter.wake();
-            }
+    fn answer_next(&self) {
+        let job = self.next_wanted();
+        let mut answer = (self.lookup)(&job.host, job.port);
+        if answer.as_ref().is_ok_and(Vec::is_empty) {
+            answer = Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "the name has no address",
+            ));
+        }
+        // whoever joins from here on starts a lookup of their own
+        self.queue.lock().pop_front();
+        let _ = job.answer.set(answer);
+        for waiter in job.waiting.lock().drain(..) {
+            waiter.wake();
         }
     }
 
@@ -140,7 +143,7 @@ impl Resolver {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{
         sync::atomic::{AtomicU32, Ordering},
@@ -217,5 +220,33 @@ mod tests {
             "nobody waits for `other`"
         );
         ask("other", LONG, &idle).unwrap();
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use std::time::Duration;
+
+    use loom::thread;
+
+    use super::*;
+
+    /// Neither the resolver's wake-up nor that of who asks is missed: each would be a deadlock.
+    #[test]
+    fn who_asks_is_answered_whoever_is_first() {
+        loom::model(|| {
+            let resolver = Arc::new(Resolver {
+                lookup: |_, port| Ok(vec![([127, 0, 0, 1], port).into()]),
+                queue: Mutex::default(),
+                filled: Condvar::new(),
+            });
+            let worker = Arc::clone(&resolver);
+            let worker = thread::spawn(move || worker.answer_next());
+            let deadline = clock::now() + Duration::from_secs(20);
+            let found = resolver.ask("host", 7, deadline, &Arc::default()).unwrap();
+            assert_eq!(found[0].port(), 7);
+            worker.join().unwrap();
+            assert!(resolver.queue.lock().is_empty());
+        });
     }
 }

@@ -78,44 +78,68 @@ impl<'a> Cursor<'a> {
     /// The next value's head.
     #[inline]
     pub(crate) fn head(&mut self) -> Scan<Head> {
-        // Nearly every header of a stream reply is `*2`, `*6` or `$` and one to three digits.
-        let (tag, n, len) = match *self.rest() {
-            [tag @ (b'$' | b'*'), a @ b'0'..=b'9', b'\r', b'\n', ..] => (tag, digit(a), 4),
-            [
-                tag @ (b'$' | b'*'),
-                a @ b'0'..=b'9',
-                b @ b'0'..=b'9',
-                b'\r',
-                b'\n',
-                ..,
-            ] => (tag, digit(a) * 10 + digit(b), 5),
-            [
-                tag @ (b'$' | b'*'),
-                a @ b'0'..=b'9',
-                b @ b'0'..=b'9',
-                c @ b'0'..=b'9',
-                b'\r',
-                b'\n',
-                ..,
-            ] => (tag, digit(a) * 100 + digit(b) * 10 + digit(c), 6),
-            _ => return self.any_head(),
-        };
-        self.at += len;
-        if tag == b'*' {
-            return Ok(Head::Array(n));
+        match self.bulk() {
+            Some(text) => Ok(Head::Text(text)),
+            None => self.any_head(),
         }
-        self.payload(n).map(Head::Text)
+    }
+
+    /// As [`head`](Self::head), and quicker where the next value is an array.
+    #[inline]
+    pub(crate) fn aggregate(&mut self) -> Scan<Head> {
+        let Some((n, after)) = self.short(b'*') else {
+            return self.any_head();
+        };
+        self.at = after;
+        Ok(Head::Array(n))
+    }
+
+    /// A bulk string, spelled as servers do; `None` if the next value is anything else, or has not
+    /// arrived whole.
+    #[inline]
+    fn bulk(&mut self) -> Option<Span> {
+        let (n, at) = self.short(b'$')?;
+        let end = at + n;
+        if self.bytes.get(end..end + 2)? != b"\r\n" {
+            return None;
+        }
+        self.at = end + 2;
+        Some(Span {
+            at: at as u32,
+            len: n as u32,
+        })
+    }
+
+    /// A number of up to five digits behind this type mark, and where its line ends. Nearly every line
+    /// of a stream reply is one of these, so they are read without a search for the line's end, and
+    /// all else is left to [`any_head`](Self::any_head).
+    #[inline]
+    fn short(&self, tag: u8) -> Option<(usize, usize)> {
+        let line: &[u8; 8] = self.rest().first_chunk()?;
+        if line[0] != tag {
+            return None;
+        }
+        let mut n = 0;
+        for i in 1..7 {
+            match line[i] {
+                d @ b'0'..=b'9' => n = n * 10 + digit(d),
+                b'\r' if i > 1 && line[i + 1] == b'\n' => return Some((n, self.at + i + 2)),
+                _ => return None,
+            }
+        }
+        None
     }
 
     /// A one-byte text, such as the field names of our own entries; `None` if the next value is
     /// anything else.
     #[inline]
     pub(crate) fn one_byte(&mut self) -> Option<u8> {
-        if let [b'$', b'1', b'\r', b'\n', byte, b'\r', b'\n', ..] = *self.rest() {
-            self.at += 7;
-            return Some(byte);
+        let text: &[u8; 7] = self.rest().first_chunk()?;
+        if text[..4] != *b"$1\r\n" || text[5..] != *b"\r\n" {
+            return None;
         }
-        None
+        self.at += text.len();
+        Some(text[4])
     }
 
     #[cold]
@@ -221,8 +245,18 @@ impl<'a> Cursor<'a> {
     }
 
     /// A text, or nothing for a nil; refuses everything else.
+    #[inline]
     pub(crate) fn text(&mut self) -> Scan<Option<Span>> {
-        match self.head()? {
+        match self.bulk() {
+            Some(text) => Ok(Some(text)),
+            None => self.any_text(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn any_text(&mut self) -> Scan<Option<Span>> {
+        match self.any_head()? {
             Head::Text(s) => Ok(Some(s)),
             Head::Nil => Ok(None),
             _ => Err(Stop::Bad("something other than a string")),
@@ -344,6 +378,32 @@ mod tests {
         ] {
             let mut c = Cursor::new(bytes, 0);
             assert_eq!(c.head(), Ok(want), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn the_quick_ways_find_what_the_thorough_one_finds() {
+        for n in [0, 7, 10, 999, 9999, 99_999, 100_000] {
+            let mut wire = format!("${n}\r\n{}\r\n", "x".repeat(n)).into_bytes();
+            let mut slow = Cursor::new(&wire, 0);
+            let text = slow.any_head().unwrap();
+            let mut quick = Cursor::new(&wire, 0);
+            assert_eq!(quick.text().map(|t| t.map(Head::Text)), Ok(Some(text)));
+            assert_eq!(quick.at(), slow.at());
+            wire = format!("*{n}\r\n$1\r\nb\r\n").into_bytes();
+            let mut quick = Cursor::new(&wire, 0);
+            assert_eq!(quick.aggregate(), Ok(Head::Array(n)));
+            assert_eq!(quick.one_byte(), Some(b'b'), "after {n}");
+        }
+        for other in [
+            "*\r\n$1\r\nb",
+            "*1\n$1\r\nb\r\n",
+            "*1:\r\n1\r\n",
+            "$1\r\nbb\r\n",
+        ] {
+            let bad = |scan: Scan<Head>| assert!(matches!(scan, Err(Stop::Bad(_))), "{other:?}");
+            bad(Cursor::new(other.as_bytes(), 0).head());
+            bad(Cursor::new(other.as_bytes(), 0).aggregate());
         }
     }
 

@@ -252,8 +252,11 @@ mod model {
             let t = thread::spawn(move || {
                 first.store(StreamId::new(1, 101), Some(201));
             });
-            if let Some(second) = table.writer(0) {
-                assert_eq!(second.load().id, StreamId::new(1, 101));
+            if let Some(mut second) = table.writer(0) {
+                // Without a look first: that would bring it up to date by itself.
+                second.store(StreamId::new(2, 102), Some(202));
+                let now = second.load();
+                assert_eq!((now.id, now.version), (StreamId::new(2, 102), 4));
             }
             t.join().unwrap();
         });

@@ -10,7 +10,18 @@ use super::{
 /// A publisher for one thread, on a socket of its own: the fastest there is.
 ///
 /// Made by [`Publisher::dedicated`](crate::Publisher::dedicated). Nothing is shared, so nothing is
-/// locked; give each hot thread one.
+/// locked; give each hot thread one. Two threads cannot use one:
+///
+/// ```compile_fail,E0499
+/// # fn main() -> Result<(), streamlane::Error> {
+/// # let publisher = streamlane::Streams::connect("redis://127.0.0.1:6379")?.publisher("orders")?;
+/// let mut dedicated = publisher.dedicated();
+/// std::thread::scope(|s| {
+///     s.spawn(|| dedicated.publish("order-1", "OrderPlaced", b"{}"));
+///     s.spawn(|| dedicated.publish("order-2", "OrderPlaced", b"{}")); // a second mutable borrow
+/// });
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct DedicatedPublisher {
     link: Link,

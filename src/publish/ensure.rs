@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     Result, TopicSettings, Trim,
     clock::{self, RoundTrip},
-    net::Connection,
+    net::{Connection, Deadline},
     wire::{
         InstanceId, Keys,
         topic::{Decision, TopicRecord, decide, field},
@@ -35,15 +35,15 @@ pub(crate) fn ensure(
     keys: &Keys,
     name: &str,
     settings: &TopicSettings,
-    timeout: Duration,
+    by: Deadline,
 ) -> Result<Topic> {
     let meta = keys.topic_meta(name);
-    let mut record = read(connection, &meta, timeout)?;
+    let mut record = read(connection, &meta, by.left())?;
     if record.partitions.is_none() || record.version.is_none() {
         let partitions = decide(name, settings.partitions, record)?.partitions();
-        create(connection, &meta, partitions, settings, timeout)?;
+        create(connection, &meta, partitions, settings, by.left())?;
         // Somebody else may have been first.
-        record = read(connection, &meta, timeout)?;
+        record = read(connection, &meta, by.left())?;
     }
     let decision = decide(name, settings.partitions, record)?;
     let partitions = decision.partitions();
@@ -54,7 +54,7 @@ pub(crate) fn ensure(
                 .into()
         })
         .collect();
-    create_streams(connection, &streams, timeout)?;
+    create_streams(connection, &streams, by)?;
     if let Decision::Grow { from, to } = decision {
         log::warn!(
             "topic {name}: partition count increased from {from} to {to}; the ordering of keys \
@@ -62,7 +62,7 @@ pub(crate) fn ensure(
         );
         let mut cmd = redis::cmd("HSET");
         cmd.arg(&meta).arg(field::PARTITIONS).arg(partitions);
-        connection.call(&cmd, timeout)?;
+        connection.call(&cmd, by.left())?;
     }
     Ok(Topic {
         name: name.to_owned(),
@@ -110,11 +110,7 @@ fn create(
 }
 
 /// A stream exists once a group was made on it. The group itself is not wanted.
-fn create_streams(
-    connection: &mut Connection,
-    streams: &[Box<[u8]>],
-    timeout: Duration,
-) -> Result<()> {
+fn create_streams(connection: &mut Connection, streams: &[Box<[u8]>], by: Deadline) -> Result<()> {
     let exists: Vec<_> = streams
         .iter()
         .map(|key| {
@@ -123,8 +119,9 @@ fn create_streams(
             cmd
         })
         .collect();
-    let exists = connection.pipeline(&exists, timeout)?;
+    let exists = connection.pipeline(&exists, by.left())?;
     let group = format!("__streamlane-ensure-{}", InstanceId::random());
+    let mut cmds = Vec::new();
     for (key, exists) in streams.iter().zip(exists) {
         if matches!(exists?, redis::Value::Int(1)) {
             continue;
@@ -137,11 +134,15 @@ fn create_streams(
             .arg("MKSTREAM");
         let mut drop_group = redis::cmd("XGROUP");
         drop_group.arg("DESTROY").arg(&**key).arg(&group);
-        for made in connection.pipeline(&[make, drop_group], timeout)? {
-            match made {
-                Err(e) if e.server_code() == Some("BUSYGROUP") => {}
-                other => drop(other?),
-            }
+        cmds.extend([make, drop_group]);
+    }
+    if cmds.is_empty() {
+        return Ok(());
+    }
+    for made in connection.pipeline(&cmds, by.left())? {
+        match made {
+            Err(e) if e.server_code() == Some("BUSYGROUP") => {}
+            other => drop(other?),
         }
     }
     Ok(())

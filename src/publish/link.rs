@@ -84,16 +84,20 @@ impl Link {
     pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<StreamId> {
         self.check(m)?;
         self.make_ready(by)?;
-        let p = self.route(m)?;
+        let p = self.route(m, None)?;
         self.out.clear();
-        self.encode(m, p)?;
-        let id = self.send(by).and_then(|()| self.receive_id(by));
+        self.encode(m, p);
+        // The server does not run a command it has only a part of.
+        let sent = self.send(by).map_err(|e| e.applied(Outcome::NotApplied));
+        let id = sent.and_then(|()| self.receive_id(by));
         self.used_ms = clock::coarse_ms();
-        let id = self.settle(id, p);
-        if self.out.capacity() > KEPT_BYTES {
-            self.out = Vec::with_capacity(4096);
-        }
-        id
+        self.give_back();
+        id.map_err(|e| {
+            if is_over(&e) {
+                self.connection = None;
+            }
+            self.about(e, Some(p))
+        })
     }
 
     /// Publishes messages in one pipeline and appends one result for each to `results`.
@@ -121,14 +125,17 @@ impl Link {
         };
         let (mut rest, mut by) = (messages, by);
         while !rest.is_empty() {
-            let sent = self.publish_piece(&mut rest, keyless, by, results);
-            if let Err(e) = sent {
+            let ready = self.make_ready(by);
+            let done = ready.and_then(|()| self.publish_piece(&mut rest, keyless, by, results));
+            if let Err(e) = done {
                 self.connection = None;
-                return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+                fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+                break;
             }
             by = Deadline::after(self.plan.timeout);
         }
         self.used_ms = clock::coarse_ms();
+        self.give_back();
     }
 
     /// Sends as many messages as make up a piece and takes their replies.
@@ -141,107 +148,104 @@ impl Link {
     ) -> Result<()> {
         self.out.clear();
         let start = results.len();
-        let mut sent = 0;
+        let (mut piece, mut sent) = (*rest, 0);
         while let Some((m, after)) = rest.split_first() {
             if sent == PIECE_MESSAGES || self.out.len() >= PIECE_BYTES {
                 break;
             }
             *rest = after;
+            let routed = self.check(m).and_then(|()| self.route(m, Some(keyless)));
             // The place of a message that is on its way; its reply takes the place over.
-            let refused = self.check(m).and_then(|()| {
-                let p = if m.key.is_empty() {
-                    m.partition.unwrap_or(keyless)
-                } else {
-                    self.route(m)?
-                };
-                self.check_partition(p)?;
-                self.encode(m, p)
-            });
-            match refused {
-                Ok(()) => {
-                    sent += 1;
-                    results.push(Ok(StreamId::MIN));
-                }
-                Err(e) => results.push(Err(e)),
-            }
+            results.push(routed.map(|p| {
+                self.encode(m, p);
+                sent += 1;
+                StreamId::MIN
+            }));
         }
         if sent == 0 {
             return Ok(());
         }
-        let mut answered = start;
+        let (mut answered, mut over) = (start, false);
         let outcome = self.send(by).and_then(|()| {
-            for place in &mut results[start..] {
+            while let (Some((m, after)), Some(place)) =
+                (piece.split_first(), results.get_mut(answered))
+            {
                 if place.is_ok() {
                     *place = match self.receive_id(by) {
                         Err(e) if e.kind() != ErrorKind::Server => return Err(e),
-                        id => id,
+                        id => id.map_err(|e| {
+                            over |= is_over(&e);
+                            self.about(e, self.route(m, Some(keyless)).ok())
+                        }),
                     };
                 }
+                piece = after;
                 answered += 1;
             }
             Ok(())
         });
-        outcome.inspect_err(|e| {
+        if over {
+            self.connection = None;
+        }
+        outcome.map_err(|e| {
+            let e = self.about(e, None);
             // What was sent and not answered has this error's own outcome; what comes after the piece
             // was never sent.
             for place in results[answered..].iter_mut().filter(|r| r.is_ok()) {
-                *place = Err(self.about(like(e, e.outcome()), None));
+                *place = Err(like(&e, e.outcome()));
             }
+            e
         })
     }
 
-    /// The connection after a call: kept if it is in step, given up otherwise.
-    fn settle(&mut self, result: Result<StreamId>, partition: u32) -> Result<StreamId> {
-        result.map_err(|e| {
-            let refused = e.kind() == ErrorKind::Server;
-            let moved = e.server_class().is_some_and(|c| {
-                use crate::ServerClass::{Auth, Moved, ReadOnly};
-                matches!(c, ReadOnly | Moved | Auth)
-            });
-            if !refused || moved {
-                self.connection = None;
-            }
-            self.about(e, Some(partition))
-        })
+    /// Gives memory back after a large message.
+    fn give_back(&mut self) {
+        if self.out.capacity() > KEPT_BYTES {
+            self.out = Vec::with_capacity(4096);
+        }
     }
 
-    /// Everything that can be refused before anything is sent.
-    fn check(&self, m: &Outgoing<'_>) -> Result<()> {
-        let refuse = |kind, why: String| Err(self.about(Error::new(kind, "publish", why), None));
-        let size = m.body.len() + m.key.len() + m.message_type.len();
+    /// Everything that can be refused before anything is sent. Leaves the headers packed.
+    fn check(&mut self, m: &Outgoing<'_>) -> Result<()> {
+        self.packed.clear();
+        wire::pack(&mut self.packed, m.headers.iter().copied()).map_err(|e| self.about(e, None))?;
+        let traceparent = m.traceparent.unwrap_or_default();
+        let parts = [m.body, m.message_type, m.key, m.correlation_id, traceparent];
+        let size = self.packed.len() + parts.iter().map(|p| p.len()).sum::<usize>();
         let limit = self.plan.max_message_bytes;
         if size > limit {
-            return refuse(
-                ErrorKind::TooLarge,
-                format!("the message has {size} bytes; MaxMessageBytes is {limit}"),
-            );
+            let why = format!("the message has {size} bytes; MaxMessageBytes is {limit}");
+            return Err(self.about(Error::new(ErrorKind::TooLarge, "publish", why), None));
         }
-        Ok(())
+        m.partition.map_or(Ok(()), |p| self.check_partition(p))
     }
 
+    /// Refuses a partition that does not exist, as far as is known yet.
     fn check_partition(&self, p: u32) -> Result<()> {
-        let partitions = self.heads.len() as u32;
-        if p < partitions {
-            return Ok(());
+        let known = self.topic.as_ref().map(|t| t.partitions);
+        match known.or(self.plan.settings.partitions) {
+            Some(partitions) if p >= partitions => {
+                let why = format!("partition {p} is out of range: the topic has {partitions}");
+                Err(self.about(Error::new(ErrorKind::Argument, "publish", why), None))
+            }
+            _ => Ok(()),
         }
-        let why = format!("partition {p} is out of range: the topic has {partitions}");
-        Err(self.about(Error::new(ErrorKind::Argument, "publish", why), None))
     }
 
-    fn route(&self, m: &Outgoing<'_>) -> Result<u32> {
+    /// The partition of a message: for one without key or partition `keyless`, or the next in turn.
+    fn route(&self, m: &Outgoing<'_>, keyless: Option<u32>) -> Result<u32> {
         let partitions = self.heads.len() as u32;
         match m.partition {
             Some(p) => self.check_partition(p).map(|()| p),
-            None if m.key.is_empty() => Ok(self.round_robin.next(partitions)),
+            None if m.key.is_empty() => {
+                Ok(keyless.unwrap_or_else(|| self.round_robin.next(partitions)))
+            }
             None => Ok(partition_of(m.key, partitions)),
         }
     }
 
-    fn encode(&mut self, m: &Outgoing<'_>, partition: u32) -> Result<()> {
-        self.packed.clear();
-        if !m.headers.is_empty() {
-            wire::pack(&mut self.packed, m.headers.iter().copied())?;
-        }
+    /// Adds the command for a message that was just [checked](Self::check).
+    fn encode(&mut self, m: &Outgoing<'_>, partition: u32) {
         let entry = Entry {
             body: m.body,
             message_type: m.message_type,
@@ -256,21 +260,19 @@ impl Link {
             resp::arg(&mut self.out, name);
             resp::arg(&mut self.out, value);
         }
-        Ok(())
     }
 
     /// A connection that can be written to, and a topic that is known to exist.
     fn make_ready(&mut self, by: Deadline) -> Result<()> {
         if let Some(c) = &mut self.connection
-            && clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
-            && c.check_idle().is_err()
+            && (!self.inbox.is_drained()
+                || clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
+                    && c.check_idle().is_err())
         {
             self.connection = None;
         }
         if self.connection.is_none() {
-            let wait = by.left().min(self.plan.connect_timeout);
-            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
-            self.connection = Some(dialled.map_err(|e| self.about(e, None))?);
+            self.connection = Some(self.dial(by)?);
             self.inbox.clear();
         }
         if self.topic.is_none() {
@@ -283,17 +285,32 @@ impl Link {
                 &self.plan.keys,
                 &self.plan.topic,
                 &self.plan.settings,
-                by.left(),
+                by,
             );
             match ensured {
                 Ok(topic) => self.adopt(topic),
                 Err(e) => {
-                    self.connection = None;
+                    if is_over(&e) {
+                        self.connection = None;
+                    }
                     return Err(e.applied(Outcome::NotApplied));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
+    /// sent yet. The gate sees to it that this is no storm.
+    fn dial(&self, by: Deadline) -> Result<Connection> {
+        loop {
+            let wait = by.left().min(self.plan.connect_timeout);
+            let dialled = Connection::dial(&self.plan.target, &self.plan.client_name, None, wait);
+            match dialled {
+                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+                done => return done.map_err(|e| self.about(e, None)),
+            }
+        }
     }
 
     fn adopt(&mut self, topic: Topic) {
@@ -318,7 +335,20 @@ impl Link {
         self.topic = Some(topic);
     }
 
+    /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
+    /// the last call, it is sent over the next one.
     fn send(&mut self, by: Deadline) -> Result<()> {
+        match self.try_send(by) {
+            Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
+                self.connection = None;
+                self.make_ready(by)?;
+                self.try_send(by)
+            }
+            sent => sent,
+        }
+    }
+
+    fn try_send(&mut self, by: Deadline) -> Result<()> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
@@ -355,6 +385,11 @@ impl Link {
             _ => e.on_key(&self.plan.topic),
         }
     }
+}
+
+/// Whether the connection is of no more use after this error.
+fn is_over(e: &Error) -> bool {
+    !e.keeps_connection() && e.kind() != ErrorKind::Config
 }
 
 /// Gives every message that has no result yet the same error.

@@ -104,7 +104,7 @@ choices! {
         AsyncBatch,
         /// After each batch, before the next is handed over.
         SyncBatch,
-        /// After each message, before the next is handed over.
+        /// After each message, before the next is handed over; batch handlers are given them one by one.
         SyncMessage,
         /// Never: a restart begins anew.
         None,

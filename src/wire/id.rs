@@ -96,6 +96,7 @@ impl StreamId {
     }
 
     /// Reads `ms-seq`; `None` on anything else, the shorthands of commands (`5`, `$`, `*`) included.
+    #[inline]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let (ms, rest) = decimal::split(text)?;
         let seq = decimal::parse(rest.strip_prefix(b"-")?)?;

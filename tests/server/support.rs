@@ -1,7 +1,11 @@
 //! What the tests have in common.
 
 use std::{
-    sync::{Arc, Mutex},
+    fs,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -169,4 +173,56 @@ pub(crate) fn logged(texts: &[&str]) -> Vec<String> {
     let lines = LOG.0.lock().unwrap();
     let wanted = |line: &&String| texts.iter().all(|t| line.contains(t));
     lines.iter().filter(wanted).cloned().collect()
+}
+
+/// The lines at warning or worse in which this text occurs.
+pub(crate) fn warned(text: &str) -> Vec<String> {
+    let lines = logged(&[text]).into_iter();
+    let loud = |l: &String| l.starts_with("WARN") || l.starts_with("ERROR");
+    lines.filter(loud).collect()
+}
+
+/// The connections whose name holds `name`: their ids, sorted.
+pub(crate) fn connections(server: &PrivateServer, name: &str) -> Vec<u64> {
+    let list = server.command(&["CLIENT", "LIST"]).unwrap().text();
+    let field = |line: &str, name: &str| -> Option<String> {
+        let mut fields = line.split(' ');
+        fields.find_map(|f| f.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
+    };
+    let mut ids: Vec<u64> = list
+        .lines()
+        .filter(|l| field(l, "name").is_some_and(|n| n.contains(name)))
+        .filter_map(|l| field(l, "id")?.parse().ok())
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// The threads of this process whose name ends in `-topic` (15 bytes of it survive), and the processor
+/// time they have used.
+pub(crate) fn lane_threads(topic: &str) -> (usize, Duration) {
+    let (mut n, mut used) = (0, Duration::ZERO);
+    for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
+        // a thread may end between two looks
+        let Ok(name) = fs::read_to_string(task.path().join("comm")) else {
+            continue;
+        };
+        if name.trim_end().ends_with(&format!("-{topic}")) {
+            let stat = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+            n += 1;
+            used += Duration::from_nanos(ns.unwrap_or(0));
+        }
+    }
+    (n, used)
+}
+
+/// Says that it is over when it is dropped, so that a thread which waits for that ends with a test that
+/// fails, too.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }

@@ -1,0 +1,69 @@
+//! Rounds of measurements, and the tables they end in.
+
+use crate::{Outcome, options::Options};
+
+/// One way of doing a thing: its name, and how it is measured once. Gives one figure per column.
+pub(crate) struct Way<'a> {
+    label: String,
+    run: Box<dyn FnMut() -> Outcome<Vec<f64>> + 'a>,
+}
+
+impl<'a> Way<'a> {
+    pub(crate) fn new(
+        label: impl Into<String>,
+        run: impl FnMut() -> Outcome<Vec<f64>> + 'a,
+    ) -> Self {
+        Self {
+            label: label.into(),
+            run: Box::new(run),
+        }
+    }
+}
+
+/// Measures each way once a round, each round beginning with another, and prints the table. The first way
+/// is what the others are compared with.
+pub(crate) fn compare(
+    options: &Options,
+    title: &str,
+    columns: &[&str],
+    mut ways: Vec<Way<'_>>,
+) -> Outcome<()> {
+    ways.retain(|w| options.wants(title, &w.label));
+    if ways.is_empty() {
+        return Ok(());
+    }
+    let mut samples = vec![Vec::new(); ways.len()];
+    for round in 0..options.rounds {
+        for turn in 0..ways.len() {
+            let i = (round + turn) % ways.len();
+            samples[i].push((ways[i].run)()?);
+        }
+    }
+    println!("\n**{title}**\n");
+    let heads = columns.iter().map(|c| format!(" {c} | x |"));
+    println!("| |{}", heads.collect::<String>());
+    println!("|---|{}", "---|---|".repeat(columns.len()));
+    for (way, sample) in ways.iter().zip(&samples) {
+        let cells = (0..columns.len()).map(|c| {
+            let column = |rounds: &[Vec<f64>]| rounds.iter().map(|r| r[c]).collect::<Vec<_>>();
+            let own = column(sample);
+            let by_floor = own.iter().zip(column(&samples[0])).map(|(a, b)| a / b);
+            format!(" {} | {:.2} |", spread(&own), median(by_floor.collect()))
+        });
+        println!("| {} |{}", way.label, cells.collect::<String>());
+    }
+    Ok(())
+}
+
+fn spread(figures: &[f64]) -> String {
+    let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = figures.iter().copied().fold(0.0, f64::max);
+    let middle = median(figures.to_vec());
+    let digits = usize::from(middle < 100.0);
+    format!("{middle:.digits$} [{least:.digits$}-{most:.digits$}]")
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}

@@ -1,0 +1,140 @@
+//! The machine: which core runs what, what time it is, and who used how much of it.
+
+use std::{fs, num::NonZeroU64};
+
+use rustix::{
+    thread::{CpuSet, clock_nanosleep_absolute, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, Timespec, clock_gettime},
+};
+use streamlane::testing::PrivateServer;
+
+use crate::{Outcome, options::Options};
+
+/// The cores of server and client. Threads and processes inherit what their maker has.
+pub(crate) struct Placement {
+    server: usize,
+    client: usize,
+    /// How many there are to choose from.
+    of: u32,
+}
+
+impl Placement {
+    pub(crate) fn new(cores: usize) -> Outcome<Self> {
+        let allowed = sched_getaffinity(None)?;
+        let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        let server = usable.next().ok_or("no core to run on")?;
+        let client = match cores {
+            1 => server,
+            _ => usable.next().ok_or("there is only one core")?,
+        };
+        Ok(Self {
+            server,
+            client,
+            of: allowed.count(),
+        })
+    }
+
+    pub(crate) fn for_server(&self) -> Outcome<()> {
+        pin(self.server)
+    }
+
+    pub(crate) fn for_client(&self) -> Outcome<()> {
+        pin(self.client)
+    }
+}
+
+fn pin(cpu: usize) -> Outcome<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// One moment: the time, and the CPU time used so far by this process and by the server, in nanoseconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Mark {
+    pub(crate) at: u64,
+    pub(crate) client: u64,
+    pub(crate) server: u64,
+}
+
+impl Mark {
+    pub(crate) fn now(server_pid: u32) -> Self {
+        Self {
+            server: used_by(server_pid),
+            client: nanos(clock_gettime(ClockId::ProcessCPUTime)),
+            at: now_ns(),
+        }
+    }
+}
+
+/// Nanoseconds on the monotonic clock.
+pub(crate) fn now_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Monotonic))
+}
+
+/// Sleeps to a moment of [`now_ns`].
+pub(crate) fn sleep_until(at_ns: u64) {
+    let at = Timespec {
+        tv_sec: (at_ns / 1_000_000_000).cast_signed(),
+        tv_nsec: (at_ns % 1_000_000_000).cast_signed(),
+    };
+    // a signal only makes it too short
+    let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
+}
+
+/// Lets this thread wake up at the moment it asks for, not some 50 µs later.
+pub(crate) fn wake_on_time() {
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+}
+
+fn nanos(t: Timespec) -> u64 {
+    t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
+}
+
+/// CPU time of all threads of a process; what cannot be read counts nothing.
+fn used_by(pid: u32) -> u64 {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return 0;
+    };
+    let used = |task: fs::DirEntry| -> Option<u64> {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok()
+    };
+    tasks.flatten().filter_map(used).sum()
+}
+
+/// Prints what the figures depend on.
+pub(crate) fn describe(
+    options: &Options,
+    placement: &Placement,
+    server: &PrivateServer,
+) -> Outcome<()> {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = info
+        .lines()
+        .find_map(|l| l.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown", |(_, name)| name);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!(
+        "streamlane {} on {}, {}",
+        env!("CARGO_PKG_VERSION"),
+        server.engine()?,
+        if options.unix {
+            "Unix socket"
+        } else {
+            "loopback TCP"
+        }
+    );
+    println!(
+        "machine: {cpu}, {} cores, Linux {}, load {}",
+        placement.of,
+        kernel.trim(),
+        load.split(' ').next().unwrap_or("?"),
+    );
+    println!(
+        "server on core {}, client on core {}; {} rounds; figures: median [min-max]; x: by the bare socket",
+        placement.server, placement.client, options.rounds
+    );
+    Ok(())
+}

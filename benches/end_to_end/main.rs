@@ -1,0 +1,108 @@
+//! Streamlane beside a bare socket that does the least possible work on the same traffic, in one run, on
+//! one private server: `cargo bench --bench end_to_end -- --help`.
+//!
+//! Figures, not assertions: what a machine gives depends on what else it does. The ratios in a row are
+//! medians over rounds of the row's figure by the bare socket's of the same round, which is the part that
+//! carries over to other machines.
+#![allow(
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::disallowed_methods
+)]
+
+mod blocking;
+mod drain;
+mod figures;
+mod floor;
+mod latency;
+mod machine;
+mod options;
+mod pipeline;
+
+use std::{error::Error, io, process::ExitCode};
+
+use streamlane::{Settings, Streams, TopicSettings, testing::PrivateServer};
+
+use self::{machine::Placement, options::Options};
+
+/// What measuring gives.
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The message type and the key of everything that is published here.
+pub(crate) const TYPE: &[u8] = b"OrderPlaced";
+pub(crate) const KEY: &[u8] = b"order-123456";
+/// What topics that are published to are trimmed to, about.
+pub(crate) const KEPT: u64 = 10_000;
+
+/// What all measurements need.
+pub(crate) struct Bench {
+    pub(crate) options: Options,
+    pub(crate) server: PrivateServer,
+    pub(crate) streams: Streams,
+}
+
+impl Bench {
+    fn open(options: Options) -> Outcome<Self> {
+        let placement = Placement::new(options.cores)?;
+        placement.for_server()?;
+        let server = PrivateServer::builder().tcp().start()?;
+        placement.for_client()?;
+        machine::describe(&options, &placement, &server)?;
+        let url = if options.unix {
+            server.url()
+        } else {
+            server.tcp_url()
+        };
+        let topic = || TopicSettings::default().partitions(1);
+        let settings = [latency::TOPIC, blocking::TOPIC, pipeline::TOPIC]
+            .into_iter()
+            .fold(Settings::default(), |s, name| {
+                s.with_topic(name, topic().max_len(KEPT))
+            });
+        let settings = options.bodies.iter().fold(settings, |s, body| {
+            s.with_topic(drain::topic(*body), topic().max_len(100_000_000))
+        });
+        let streams = Streams::open(settings.connection_string(url))?;
+        Ok(Self {
+            options,
+            server,
+            streams,
+        })
+    }
+
+    /// A bare connection to the server.
+    pub(crate) fn wire(&self) -> io::Result<floor::Wire> {
+        if self.options.unix {
+            floor::Wire::unix(&self.server.socket_path())
+        } else {
+            floor::Wire::tcp(self.server.port())
+        }
+    }
+
+    /// The server's process.
+    pub(crate) fn server_pid(&self) -> Outcome<u32> {
+        self.server.pid().ok_or_else(|| "the server is down".into())
+    }
+}
+
+fn run() -> Outcome<()> {
+    let Some(options) = Options::parse(std::env::args().skip(1))? else {
+        println!("{}", options::HELP);
+        return Ok(());
+    };
+    let bench = Bench::open(options)?;
+    drain::measure(&bench)?;
+    blocking::measure(&bench)?;
+    pipeline::measure(&bench)?;
+    latency::measure(&bench)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("end_to_end: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

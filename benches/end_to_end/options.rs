@@ -1,0 +1,101 @@
+//! What to measure, and how.
+
+use crate::Outcome;
+
+pub(crate) const HELP: &str = "\
+Measures streamlane beside a bare socket on one private server.
+
+  --unix           over a Unix socket instead of loopback TCP
+  --cores 1|2      server and client on one core (default), or on one each
+  --rounds N       interleaved rounds (default 5)
+  --bodies A,B     body sizes in bytes (default 100,1024)
+  --counts A,B     batch sizes (default 100,1000)
+  --entries N      messages in a drained stream of 100 B bodies (default 300000)
+  --only TEXT      only rows whose title and label contain TEXT, such as 'drain', '100 B' or 'batch handler'
+  --smoke          next to nothing of everything, to see that it works
+
+The server program is `redis-server`, or what STREAMLANE_TEST_SERVER names.";
+
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) unix: bool,
+    pub(crate) cores: usize,
+    pub(crate) rounds: usize,
+    pub(crate) bodies: Vec<usize>,
+    pub(crate) counts: Vec<u32>,
+    pub(crate) only: Option<String>,
+    /// Messages in a drained stream of small bodies; of large ones there are fewer.
+    pub(crate) entries: u64,
+    /// Calls of a round of blocking publishing.
+    pub(crate) calls: u64,
+    /// Messages of a round of batch publishing.
+    pub(crate) published: u64,
+    /// Messages of a round of paced publishing.
+    pub(crate) paced: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            unix: false,
+            cores: 1,
+            rounds: 5,
+            bodies: vec![100, 1024],
+            counts: vec![100, 1000],
+            only: None,
+            entries: 300_000,
+            calls: 20_000,
+            published: 100_000,
+            paced: 15_000,
+        }
+    }
+}
+
+impl Options {
+    /// Reads the command line; nothing when help is asked for.
+    pub(crate) fn parse(args: impl Iterator<Item = String>) -> Outcome<Option<Self>> {
+        let (mut args, mut o) = (args, Self::default());
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+            match arg.as_str() {
+                "--bench" => {} // from cargo
+                "--help" | "-h" => return Ok(None),
+                "--unix" => o.unix = true,
+                "--cores" => o.cores = value()?.parse()?,
+                "--rounds" => o.rounds = value()?.parse()?,
+                "--bodies" => o.bodies = list(&value()?)?,
+                "--counts" => o.counts = list(&value()?)?,
+                "--entries" => o.entries = value()?.parse()?,
+                "--only" => o.only = Some(value()?),
+                "--smoke" => {
+                    o.rounds = 1;
+                    (o.entries, o.published) = (4000, 2000);
+                    (o.calls, o.paced) = (200, 500);
+                }
+                _ => return Err(format!("{arg}: no such option; see --help").into()),
+            }
+        }
+        if !(1..=2).contains(&o.cores) || o.rounds == 0 {
+            return Err("one or two cores, and at least one round".into());
+        }
+        if o.bodies.iter().any(|b| *b < 64) {
+            return Err("bodies have 64 bytes or more".into());
+        }
+        Ok(Some(o))
+    }
+
+    /// How many messages of this body size a stream to be drained has.
+    pub(crate) fn entries_of(&self, body: usize) -> u64 {
+        let scale = if body > 512 { 3 } else { 1 };
+        self.entries / scale
+    }
+
+    pub(crate) fn wants(&self, title: &str, label: &str) -> bool {
+        let name = format!("{title}: {label}");
+        self.only.as_ref().is_none_or(|text| name.contains(text))
+    }
+}
+
+fn list<T: std::str::FromStr>(text: &str) -> Result<Vec<T>, T::Err> {
+    text.split(',').map(str::parse).collect()
+}

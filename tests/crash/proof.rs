@@ -1,0 +1,37 @@
+//! The logs of a test and what they prove.
+
+use std::path::PathBuf;
+
+use streamlane::testing::{Checker, PrivateServer, Recorder, Report, Rules};
+
+/// Log files beside a server's own; they go when it goes.
+pub struct Logs {
+    pub published: PathBuf,
+    pub handled: PathBuf,
+}
+
+impl Logs {
+    pub fn of(server: &PrivateServer) -> Self {
+        let path = |name: &str| server.dir().join(name);
+        Self {
+            published: path("published.log"),
+            handled: path("handled.log"),
+        }
+    }
+
+    pub fn recorder(path: &PathBuf) -> Recorder {
+        Recorder::append(path).unwrap()
+    }
+
+    /// Compares what was published with what was handled.
+    #[track_caller]
+    pub fn check(&self, rules: Rules) -> Report {
+        let mut checker = Checker::new(rules);
+        checker.add_file(&self.published).unwrap();
+        checker.add_file(&self.handled).unwrap();
+        let report = checker.finish();
+        eprintln!("{report}");
+        assert!(report.is_clean(), "{report}");
+        report
+    }
+}
