@@ -38,9 +38,11 @@ fn in_pieces(bytes: &[u8], sizes: &[usize]) -> Result<Option<(Vec<String>, u32)>
 mod oracle {
     use redis::Value;
 
+    /// A text, or a nil in place of one.
+    type Text = Option<Vec<u8>>;
     type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>, bool);
 
-    fn text(v: &Value) -> Option<Option<Vec<u8>>> {
+    fn text(v: &Value) -> Option<Text> {
         match v {
             Value::BulkString(b) => Some(Some(b.clone())),
             Value::SimpleString(s) => Some(Some(s.clone().into_bytes())),
@@ -70,7 +72,7 @@ mod oracle {
                 text(&pair[1])?.unwrap_or_default(),
             ));
         }
-        Some((id, fields, values.len() % 2 != 0))
+        Some((id, fields, !values.len().is_multiple_of(2)))
     }
 
     pub(super) fn read(reply: &[u8], key: &[u8]) -> Option<Vec<Entry>> {

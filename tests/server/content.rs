@@ -1,8 +1,12 @@
 //! What entries may hold: any bytes at all, come back as they were; and what is no message goes
 //! through the error policy while its neighbours are handled.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
-use streamlane::{testing::PrivateServer, *};
+use streamlane::{
+    Malformed::{Headers, NoBody, NoType},
+    testing::PrivateServer,
+    *,
+};
 
 use crate::support::*;
 
@@ -261,7 +265,6 @@ fn a_batch_handler_sees_what_is_no_message_in_its_place() {
         .collect();
     assert_eq!(malformed, strange);
     let kinds: Vec<_> = seen.iter().filter_map(|(_, m)| *m).collect();
-    use Malformed::{Headers, NoBody, NoType};
     assert_eq!(
         kinds,
         [NoBody, NoBody, NoType, NoBody, Headers, Headers, NoBody]
