@@ -1,5 +1,9 @@
 //! What a failure does: every policy and action of the error contract.
-#![allow(clippy::disallowed_methods)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::unwrap_used
+)]
 
 use std::{
     fmt,
@@ -267,7 +271,7 @@ fn fail_ends_every_consumer_and_wait_tells_the_error() {
         .shared(move |m| {
             record.push(text(m));
             if text(m) == "1" {
-                Err(LedgerDown)?
+                Err(LedgerDown)?;
             }
             Ok(())
         })

@@ -1,5 +1,9 @@
 //! Stopping, pausing, draining, and what handlers may do meanwhile.
-#![allow(clippy::disallowed_methods)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::unwrap_used
+)]
 
 use std::{
     env, fs,
@@ -98,7 +102,7 @@ fn nothing_is_handled_after_stop_has_returned() {
             let mut n = 0;
             while !over.load(SeqCst) {
                 n += 1;
-                publisher.publish(&n.to_string(), "T", "x").unwrap();
+                publisher.publish(n.to_string(), "T", "x").unwrap();
             }
         });
         for round in 0..5 {
