@@ -2,6 +2,7 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod batches;
 mod configured;
 mod content;
 mod contract;
@@ -9,6 +10,7 @@ mod lifecycle;
 mod outage;
 mod positions;
 mod publishing;
+mod reading;
 mod refusals;
 mod shapes;
 mod sockets;
