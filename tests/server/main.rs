@@ -2,6 +2,7 @@
 //! `STREAMLANE_TEST_SERVER`.
 
 mod basics;
+mod batches;
 mod configured;
 mod content;
 mod contract;
@@ -10,6 +11,7 @@ mod outage;
 mod outcomes;
 mod positions;
 mod publishing;
+mod reading;
 mod refusals;
 mod shapes;
 mod sockets;
