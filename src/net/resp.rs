@@ -285,6 +285,7 @@ fn size(text: &[u8]) -> Scan<Option<usize>> {
 }
 
 /// Where the value that starts `bytes` ends; `None` while it is incomplete.
+#[cfg(test)]
 pub(crate) fn value_end(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     let mut c = Cursor::new(bytes, 0);
     match c.skip() {

@@ -267,7 +267,7 @@ fn fail_ends_every_consumer_and_wait_tells_the_error() {
         .shared(move |m| {
             record.push(text(m));
             if text(m) == "1" {
-                Err(LedgerDown)?
+                Err(LedgerDown)?;
             }
             Ok(())
         })

@@ -98,7 +98,7 @@ fn nothing_is_handled_after_stop_has_returned() {
             let mut n = 0;
             while !over.load(SeqCst) {
                 n += 1;
-                publisher.publish(&n.to_string(), "T", "x").unwrap();
+                publisher.publish(n.to_string(), "T", "x").unwrap();
             }
         });
         for round in 0..5 {

@@ -235,7 +235,7 @@ fn ordinals_count_every_entry_handled_or_not() {
     for (run, t) in [(3, "B"), (1, "A"), (40, "B"), (7, "A"), (1, "B")] {
         for _ in 0..run {
             n += 1;
-            publisher.publish(&format!("k{n}"), t, "x").unwrap();
+            publisher.publish(format!("k{n}"), t, "x").unwrap();
         }
         let seen = Seen::default();
         let consumer = streams
@@ -387,7 +387,7 @@ fn stored_positions_never_move_backwards() {
         let consumer = recording(consumer, &seen).start().unwrap();
         let publisher = streams.publisher(topic).unwrap();
         for n in 0..600 {
-            publisher.publish(&format!("k{n}"), "T", "x").unwrap();
+            publisher.publish(format!("k{n}"), "T", "x").unwrap();
         }
         consumer.drain(PATIENCE).unwrap();
         assert_eq!(seen.len(), 600);
@@ -404,8 +404,8 @@ fn stored_positions_never_move_backwards() {
                 last[p] = id;
             }
         }
-        for p in 0..4 {
-            assert_eq!(stored(&server, topic, "c", p as u32), Some(last[p]));
+        for (p, last) in last.into_iter().enumerate() {
+            assert_eq!(stored(&server, topic, "c", p as u32), Some(last));
         }
     }
 }
