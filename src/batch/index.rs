@@ -358,3 +358,7 @@ struct Seen {
 #[cfg(test)]
 #[path = "index_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "index_properties.rs"]
+mod properties;

@@ -505,3 +505,7 @@ pub struct OwnedBatch {
     /// The messages, in stream order.
     pub messages: Vec<OwnedMessage>,
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

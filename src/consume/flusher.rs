@@ -33,7 +33,8 @@ pub(crate) struct Flusher {
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
     inbox: Inbox,
-    failing_since: Option<Instant>,
+    /// Since when positions cannot be stored, where a line was written about it.
+    announced: Option<Instant>,
     quiet: Quiet,
     timeout: Duration,
 }
@@ -61,7 +62,7 @@ impl Flusher {
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
             inbox: Inbox::default(),
-            failing_since: None,
+            announced: None,
             quiet: Quiet::default(),
             timeout,
             table,
@@ -158,8 +159,8 @@ impl Flusher {
 
     /// The newest positions stay in the table and are written with the next flush that succeeds.
     fn failed(&mut self, e: &Error) {
-        self.failing_since.get_or_insert_with(clock::now);
         if let Some(more) = self.quiet.permit() {
+            self.announced.get_or_insert_with(clock::now);
             log::warn!(
                 "{self}: positions of {} partitions are not stored: {e}; kept in memory and tried again{}",
                 self.dirty.len(),
@@ -169,12 +170,10 @@ impl Flusher {
     }
 
     fn succeeded(&mut self) {
-        if let Some(since) = self.failing_since.take() {
-            self.quiet.reset();
-            log::info!(
-                "{self}: positions are stored again after {:.1} s",
-                since.elapsed().as_secs_f64()
-            );
+        if let Some(since) = self.announced.take() {
+            // The window outlasts the trouble, or a server that comes and goes would fill the log.
+            let seconds = since.elapsed().as_secs_f64();
+            log::info!("{self}: positions are stored again after {seconds:.1} s");
         }
     }
 }

@@ -250,11 +250,11 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let brought = self.reader.receive(before, self.store.key())?;
-        if before > 0 {
-            self.unsaved = None;
+        let brought = self.reader.receive(before, self.store.key());
+        if before > 0 && self.reader.is_confirmed() {
+            self.unsaved = None; // whatever became of the read
         }
-        Ok(brought)
+        brought
     }
 
     /// Ends the lane if it is to stop; holds it while it is paused.
@@ -312,8 +312,13 @@ impl Lane {
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
         };
-        self.inbox
-            .exchange(connection, &self.commands, n, self.plan.read.patience())
+        let patience = self.plan.read.patience();
+        let saved = self.inbox.exchange(connection, &self.commands, n, patience);
+        saved.map_err(|e| {
+            e.during("store position")
+                .on_key(self.store.key())
+                .at(self.plan.target.endpoint())
+        })
     }
 
     /// A read found nothing: everything there is has been handled.

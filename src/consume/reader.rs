@@ -89,6 +89,8 @@ pub(crate) struct Reader {
     /// How many entries the request on its way asked for.
     asked: Option<u32>,
     small_in_a_row: u32,
+    /// The commands sent ahead of the last request were carried out.
+    confirmed: bool,
     /// The last read ended with the connection.
     broke: bool,
 }
@@ -121,6 +123,7 @@ impl Reader {
             cursor,
             asked: None,
             small_in_a_row: 0,
+            confirmed: false,
             broke: false,
         }
     }
@@ -140,6 +143,11 @@ impl Reader {
     /// Whether a request is on its way whose answer has not been received.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.asked.is_some()
+    }
+
+    /// Whether the commands sent ahead of the last request were carried out.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.confirmed
     }
 
     pub(crate) fn connection(&mut self) -> Option<&mut Connection> {
@@ -217,7 +225,9 @@ impl Reader {
     /// The connection must be given up after any error but the server's own.
     pub(crate) fn receive(&mut self, before: usize, about_key: &[u8]) -> Result<Brought> {
         self.clear();
+        self.confirmed = false;
         let at = self.skip_replies(before, about_key)?;
+        self.confirmed = true;
         self.index.clear(at);
         let mut began = None;
         loop {
@@ -455,3 +465,7 @@ impl Drop for Reader {
         self.pool.give_back(arena);
     }
 }
+
+#[cfg(test)]
+#[path = "reader_tests.rs"]
+mod tests;

@@ -96,7 +96,8 @@ impl Running {
             flusher.run(interval, CLOSING);
             // Handlers that end slowly still finish messages, and the process may be killed before they
             // are done: what they finish is stored as quickly as ever.
-            let until = clock::now() + running.shutdown_timeout;
+            // A tenth of the time is kept for the last flush.
+            let until = clock::now() + running.shutdown_timeout.mul_f64(0.9);
             let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
             while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
             {

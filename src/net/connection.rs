@@ -309,7 +309,11 @@ impl Connection {
     fn lost(&mut self, source: io::Error, timeout: Duration) -> Error {
         self.broken = true;
         let cut_here = self.socket.is_shut();
-        self.socket.shutdown();
+        if source.kind() == io::ErrorKind::TimedOut {
+            self.socket.abort();
+        } else {
+            self.socket.shutdown();
+        }
         let e = match source.kind() {
             _ if cut_here => Error::new(ErrorKind::Io, "call", "cut off by this process"),
             io::ErrorKind::InvalidData => {

@@ -392,6 +392,8 @@ fn wake(waiting: Vec<Arc<Interrupt>>) {
     }
 }
 
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::thread;
@@ -569,46 +571,15 @@ mod tests {
         assert!(!Arc::ptr_eq(&a, &gate("redis://bob:x@gate.invalid:7000")));
         assert!(!Arc::ptr_eq(&a, &gate("redis://gate.invalid:7001")));
     }
-}
-
-#[cfg(all(test, loom))]
-mod model {
-    use loom::thread;
-
-    use super::*;
-    use crate::net::interrupt::STOP;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    /// One dial is under way and a second thread wants in, while the first comes to an `end`. A
-    /// wake-up that is missed shows as a deadlock.
-    fn second_in_line(end: fn(Pass<'_>, &Interrupt), told: fn(Result<Pass<'_>, Error>)) {
-        loom::model(move || {
-            let gate = Arc::new(Gate::new("here", clock::now()));
-            let interrupt = Arc::new(Interrupt::default());
-            let first = gate.enter(&Arc::default(), clock::now() + LONG).unwrap();
-            let (there, theirs) = (Arc::clone(&gate), Arc::clone(&interrupt));
-            let second = thread::spawn(move || told(there.enter(&theirs, clock::now() + LONG)));
-            end(first, &interrupt);
-            second.join().unwrap();
-            assert!(gate.state.lock().waiting.is_empty(), "left in line");
-        });
-    }
-
     #[test]
-    fn who_waits_is_let_in_however_the_first_dial_ends() {
-        second_in_line(|first, _| first.succeeded(), |r| r.unwrap().succeeded());
-        second_in_line(|first, _| first.abandoned(), |r| r.unwrap().succeeded());
-    }
-
-    #[test]
-    fn who_is_stopped_leaves_the_line() {
-        second_in_line(
-            |first, interrupt| {
-                interrupt.cut(STOP);
-                first.failed(&Error::config("no"));
-            },
-            |r| assert_eq!(r.unwrap_err().kind(), ErrorKind::Stopped),
-        );
+    fn a_call_without_an_answer_counts_against_the_server_until_a_dial_succeeds() {
+        let (gate, idle) = (Gate::new("h:1", clock::now()), Arc::default());
+        let dial = || gate.enter(&idle, clock::now() + LONG).unwrap().succeeded();
+        dial();
+        gate.unanswered("no answer".to_owned());
+        assert_eq!(gate.down().as_deref(), Some("no answer"));
+        assert!(!gate.is_proven());
+        dial();
+        assert_eq!(gate.down(), None);
     }
 }

@@ -163,3 +163,123 @@ fn not_a_reply(why: &'static str) -> Error {
         format!("the reply has {why}"),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        net::{Target, resp},
+        testing::{Answer, Stub},
+    };
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A stub that answers SAY with what comes after it, and a connection to it.
+    fn parrot() -> (Stub, Connection) {
+        let stub = Stub::start(|args, _| match &args[0][..] {
+            b"SAY" => Answer::Bytes(args[1].clone()),
+            b"HALF" => Answer::Half(args[1].clone()),
+            b"MUTE" => Answer::Nothing,
+            _ => Answer::Usual,
+        })
+        .unwrap();
+        let target = Target::parse(&stub.url()).unwrap();
+        let connection = Connection::dial(&target, "inbox", None, LONG).unwrap();
+        (stub, connection)
+    }
+
+    fn ask(connection: &mut Connection, words: &[&[u8]]) {
+        let mut out = Vec::new();
+        resp::whole(&mut out, words);
+        connection.send(&out, LONG).unwrap();
+    }
+
+    #[test]
+    fn replies_come_one_by_one_however_many_arrive_at_once() {
+        let (_stub, mut c) = parrot();
+        let mut inbox = Inbox::default();
+        let long = "x".repeat(300);
+        let all: String = (0..500)
+            .map(|n| format!("$303\r\n{n:03}{long}\r\n"))
+            .collect();
+        assert!(all.len() > 4 * INBOX, "they do not fit at once");
+        ask(&mut c, &[b"SAY", all.as_bytes()]);
+        for n in 0..500 {
+            let Head::Text(span) = inbox.next(&mut c, Deadline::after(LONG)).unwrap() else {
+                panic!("not a text");
+            };
+            assert_eq!(inbox.text(span), format!("{n:03}{long}").as_bytes());
+        }
+        assert!(inbox.is_drained());
+        ask(&mut c, &[b"SAY", b":1\r\n+more\r\n"]);
+        inbox.next(&mut c, Deadline::after(LONG)).unwrap();
+        assert!(!inbox.is_drained());
+        inbox.clear();
+        assert!(inbox.is_drained());
+    }
+
+    #[test]
+    fn what_is_no_short_reply_is_refused() {
+        let endless = format!("+{}", "x".repeat(2 * INBOX));
+        for (bytes, because) in [
+            ("*1\r\n:1\r\n", "an aggregate"),
+            ("%0\r\n", "an aggregate"),
+            ("hello\r\n", "unknown type mark"),
+            (&*endless, "no end"),
+        ] {
+            let (_stub, mut c) = parrot();
+            ask(&mut c, &[b"SAY", bytes.as_bytes()]);
+            let e = Inbox::default()
+                .next(&mut c, Deadline::after(LONG))
+                .unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Protocol);
+            assert!(e.to_string().contains(because), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_does_not_come_whole_is_an_error() {
+        let (_stub, mut c) = parrot();
+        ask(&mut c, &[b"HALF", b"$10\r\n0123456789\r\n"]);
+        let e = Inbox::default()
+            .next(&mut c, Deadline::after(LONG))
+            .unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Io);
+        let (_stub, mut c) = parrot();
+        ask(&mut c, &[b"MUTE"]);
+        let soon = Deadline::after(Duration::from_millis(100));
+        let e = Inbox::default().next(&mut c, soon).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Timeout);
+    }
+
+    #[test]
+    fn an_exchange_takes_every_reply_before_it_reports_a_refusal() {
+        let (_stub, mut c) = parrot();
+        let mut inbox = Inbox::default();
+        let mut three = Vec::new();
+        for reply in [&b":1\r\n"[..], b"-OOM full\r\n", b"-ERR second\r\n"] {
+            resp::whole(&mut three, &[b"SAY", reply]);
+        }
+        let e = inbox.exchange(&mut c, &three, 3, LONG).unwrap_err();
+        assert_eq!(e.server_code(), Some("OOM"));
+        assert!(
+            inbox.is_drained() && c.check_idle().is_ok(),
+            "the connection is in step"
+        );
+        let mut one = Vec::new();
+        resp::whole(&mut one, &[b"PING"]);
+        inbox.exchange(&mut c, &one, 1, LONG).unwrap();
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_leaves_nothing() {
+        let d = Deadline::after(Duration::from_secs(5));
+        assert!(d.left() <= Duration::from_millis(5000) && d.allowed() == Duration::from_secs(5));
+        assert_eq!(d.wait(), d.allowed(), "as long as nothing is used up");
+        let past = Deadline {
+            at_ms: clock::coarse_ms().saturating_sub(1),
+            allowed: Duration::from_secs(5),
+        };
+        assert!(past.left().is_zero() && past.wait().is_zero());
+    }
+}

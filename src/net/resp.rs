@@ -134,11 +134,12 @@ impl<'a> Cursor<'a> {
     /// anything else.
     #[inline]
     pub(crate) fn one_byte(&mut self) -> Option<u8> {
-        if let [b'$', b'1', b'\r', b'\n', byte, b'\r', b'\n', ..] = *self.rest() {
-            self.at += 7;
-            return Some(byte);
+        let text: &[u8; 7] = self.rest().first_chunk()?;
+        if text[..4] != *b"$1\r\n" || text[5..] != *b"\r\n" {
+            return None;
         }
-        None
+        self.at += text.len();
+        Some(text[4])
     }
 
     #[cold]
@@ -285,7 +286,7 @@ fn size(text: &[u8]) -> Scan<Option<usize>> {
 }
 
 /// Where the value that starts `bytes` ends; `None` while it is incomplete.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn value_end(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     let mut c = Cursor::new(bytes, 0);
     match c.skip() {
@@ -378,6 +379,32 @@ mod tests {
         ] {
             let mut c = Cursor::new(bytes, 0);
             assert_eq!(c.head(), Ok(want), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn the_quick_ways_find_what_the_thorough_one_finds() {
+        for n in [0, 7, 10, 999, 9999, 99_999, 100_000] {
+            let mut wire = format!("${n}\r\n{}\r\n", "x".repeat(n)).into_bytes();
+            let mut slow = Cursor::new(&wire, 0);
+            let text = slow.any_head().unwrap();
+            let mut quick = Cursor::new(&wire, 0);
+            assert_eq!(quick.text().map(|t| t.map(Head::Text)), Ok(Some(text)));
+            assert_eq!(quick.at(), slow.at());
+            wire = format!("*{n}\r\n$1\r\nb\r\n").into_bytes();
+            let mut quick = Cursor::new(&wire, 0);
+            assert_eq!(quick.aggregate(), Ok(Head::Array(n)));
+            assert_eq!(quick.one_byte(), Some(b'b'), "after {n}");
+        }
+        for other in [
+            "*\r\n$1\r\nb",
+            "*1\n$1\r\nb\r\n",
+            "*1:\r\n1\r\n",
+            "$1\r\nbb\r\n",
+        ] {
+            let bad = |scan: Scan<Head>| assert!(matches!(scan, Err(Stop::Bad(_))), "{other:?}");
+            bad(Cursor::new(other.as_bytes(), 0).head());
+            bad(Cursor::new(other.as_bytes(), 0).aggregate());
         }
     }
 

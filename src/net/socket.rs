@@ -233,6 +233,13 @@ impl Socket {
         let _ = self.inner.shutdown(std::net::Shutdown::Both);
     }
 
+    /// As [`Self::shutdown`], and the kernel forgets what it has not delivered yet: after a time-out
+    /// that could arrive much later, behind what was sent over the next connection.
+    pub(crate) fn abort(&self) {
+        let _ = self.inner.set_linger(Some(Duration::ZERO));
+        self.shutdown();
+    }
+
     /// Whether it was this process that ended the connection.
     pub(crate) fn is_shut(&self) -> bool {
         self.shut.load(Ordering::Acquire)

@@ -64,7 +64,8 @@ pub enum Status {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Rule {
-    /// The server cannot be reached. Unhealthy.
+    /// The server cannot be reached, or left a call without an answer and has not been reached since.
+    /// Unhealthy.
     ConnectionDown,
     /// The server refuses to let a partition be read. Unhealthy.
     Refused,

@@ -28,7 +28,7 @@ fn a_killed_consumer_loses_nothing_and_repeats_what_the_last_flush_missed() {
         pause: Duration::from_millis(8),
         work: Duration::ZERO,
     });
-    assert!(report.counts.handled > report.counts.published / 2);
+    assert!(!report.doubles.is_empty(), "the kills hit lanes at work");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn kill_again_and_again(setting: &Setting) -> Report {
     for n in 0..kills {
         let worker = Worker::start(life(n));
         // Some do not live to see their lanes run.
-        if !dice.one_in(6) {
+        if n == 0 || !dice.one_in(6) {
             worker.await_ready();
         }
         // Some live so long that a position which is not stored shows.

@@ -9,11 +9,14 @@
 
 mod basics;
 mod configured;
+mod content;
 mod contract;
 mod lifecycle;
 mod outage;
 mod positions;
+mod publishing;
 mod refusals;
+mod shapes;
 mod sockets;
 mod start;
 mod support;

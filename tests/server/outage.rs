@@ -409,6 +409,10 @@ fn many_cuts_leave_no_socket_and_no_thread_behind() {
     resumes(&publisher, 4, &seen, "after", Instant::now());
     expect("everybody to be connected again", || all() == 6);
     assert_eq!(lane_threads("glitch").0, 4);
+    let read = "read on re:s:{glitch}:0 at 127.0.0.1:";
+    for line in warned("glitch[0]/") {
+        assert!(line.contains(read) && !line.contains("applied"), "{line}");
+    }
     expect("no dead socket", || left_behind(server.port()) == 0);
     for p in 0..4 {
         let lines = warned(&format!("glitch[{p}]/"));

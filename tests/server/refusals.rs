@@ -410,3 +410,29 @@ fn a_busy_or_paused_server_is_waited_for_without_a_loss() {
     let told = warned("busy[");
     assert!(told.iter().any(|l| l.contains("BUSY")), "no lane noticed");
 }
+
+#[test]
+fn a_server_that_cuts_large_answers_off_is_asked_for_less() {
+    let server = server();
+    let limit = "normal 1048576 0 0";
+    let limit = ["CONFIG", "SET", "client-output-buffer-limit", limit];
+    server.command(&limit).unwrap();
+    let streams = open(&server.url(), "large", 1);
+    let publisher = streams.publisher("large").unwrap();
+    let bodies: Vec<_> = (0..40)
+        .map(|n| format!("{n}{}", "x".repeat(100_000)))
+        .collect();
+    for body in &bodies {
+        publisher.publish("k", "T", body).unwrap();
+    }
+    let seen = Seen::default();
+    let consumer = recording(streams.consumer("large").name("c"), &seen)
+        .start()
+        .unwrap();
+    seen.wait_for(40);
+    consumer.drain(PATIENCE).unwrap();
+    assert!(seen.all() == bodies, "lost, doubled or out of order");
+    let p = &consumer.partitions()[0];
+    assert!(p.connects > 1, "nothing was cut off");
+    quiet("large", 1, 1);
+}

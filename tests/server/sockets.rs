@@ -344,6 +344,13 @@ fn a_cut_connection_is_replaced_at_once_and_no_answer_lies() {
     publisher.publish("k", "T", "second").unwrap();
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
 
+    kill();
+    let bodies = ["third", "fourth"];
+    let batch = bodies.map(|b| Outgoing::new("T", b).key("k"));
+    for stored in publisher.publish_batch(&batch) {
+        stored.unwrap();
+    }
+
     let (calls, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let (ids, errors) = thread::scope(|s| {
         let end = Over(&over);

@@ -1,0 +1,341 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::testing::{Answer, Reply, Stub};
+
+const LONG: Duration = Duration::from_secs(20);
+const MB: usize = 1024 * 1024;
+
+/// An entry `n-0` with a body of so many bytes.
+fn entry(n: u64, bytes: usize) -> (StreamId, Reply) {
+    let id = StreamId::new(n, 0);
+    let body = vec![b'x'; bytes];
+    let fields = [&b"b"[..], &body, b"t", b"T", b"k", b"K"];
+    let fields = Reply::Array(fields.map(Reply::bulk).to_vec());
+    (id, Reply::Array(vec![Reply::bulk(id.to_string()), fields]))
+}
+
+fn word(args: &[Vec<u8>], after: &str) -> String {
+    let at = args.iter().position(|a| a == after.as_bytes()).unwrap();
+    String::from_utf8(args[at + 1].clone()).unwrap()
+}
+
+/// A server that holds these entries and answers reads of them as the real one does.
+fn serving(entries: Vec<(StreamId, Reply)>) -> Stub {
+    Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" => Answer::Reply(read(&entries, args)),
+        _ => Answer::Usual,
+    })
+    .unwrap()
+}
+
+fn read(entries: &[(StreamId, Reply)], args: &[Vec<u8>]) -> Reply {
+    let after = StreamId::parse(args.last().unwrap()).unwrap();
+    let count = word(args, "COUNT").parse().unwrap();
+    let found: Vec<_> = entries
+        .iter()
+        .filter(|(id, _)| *id > after)
+        .take(count)
+        .map(|(_, e)| e.clone())
+        .collect();
+    if found.is_empty() {
+        return Reply::Nil;
+    }
+    Reply::Array(vec![Reply::Array(vec![
+        Reply::bulk("s"),
+        Reply::Array(found),
+    ])])
+}
+
+fn plan() -> ReadPlan {
+    ReadPlan {
+        batch_size: 100,
+        batch_bytes: 64 * 1024,
+        block: Some(Duration::from_millis(10)),
+        slack: LONG,
+        spin: Duration::ZERO,
+        connect_timeout: LONG,
+        max_entry_bytes: 64 * MB,
+        filter: Filter::default(),
+    }
+}
+
+fn reader(stub: &Stub, plan: ReadPlan) -> Reader {
+    Reader::new(
+        Arc::new(plan.clone()),
+        Arc::new(Target::parse(&stub.url()).unwrap()),
+        "reader".into(),
+        Arc::default(),
+        ArenaPool::new(plan.arena_bytes()),
+        b"s"[..].into(),
+        StreamId::MIN,
+    )
+}
+
+/// One read, as a lane goes about it: after an error the connection is given up.
+fn once(reader: &mut Reader) -> Result<Brought> {
+    if !reader.is_connected() {
+        reader.connect()?;
+    }
+    let brought = reader.request(&[], false).and_then(|()| reader.receive(0));
+    if brought.is_err() {
+        reader.disconnect();
+    }
+    brought
+}
+
+fn ids(reader: &Reader) -> Vec<u64> {
+    reader.records().iter().map(|r| r.id.ms()).collect()
+}
+
+fn counts(stub: &Stub) -> Vec<u32> {
+    let seen = stub.seen();
+    let reads = seen.iter().filter(|s| s.name() == "XREAD");
+    reads
+        .map(|s| word(&s.args, "COUNT").parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_reply_over_the_budget_is_used_up_to_its_last_whole_entry() {
+    let stub = serving((1..=40).map(|n| entry(n, 100_000)).collect());
+    let mut r = reader(&stub, plan());
+    assert_eq!(once(&mut r).unwrap(), Brought::Entries { full: false });
+    let first = ids(&r);
+    assert!((2..16).contains(&first.len()), "{first:?}");
+    assert_eq!(r.cursor().ms(), first.len() as u64);
+    assert!(r.records().iter().all(|r| r.body.len == 100_000));
+    assert!(
+        !r.is_connected() && !r.is_outstanding(),
+        "the rest answers nothing"
+    );
+    let mut all = first;
+    while let Brought::Entries { .. } = once(&mut r).unwrap() {
+        all.extend(ids(&r));
+        assert!(r.arena.capacity() <= r.plan.budget());
+    }
+    assert_eq!(all, (1..=40).collect::<Vec<_>>(), "all of them once");
+    let counts = counts(&stub);
+    assert!(counts[0] == 16 && counts[1] == 1, "{counts:?}");
+    assert_eq!(stub.accepted(), 2);
+}
+
+#[test]
+fn a_large_entry_grows_the_arena_once_and_it_shrinks_back() {
+    let big = 20 * MB;
+    let stub = serving(vec![entry(1, 10), entry(2, big)]);
+    let mut r = reader(&stub, plan());
+    once(&mut r).unwrap();
+    assert_eq!(
+        (ids(&r), r.is_connected()),
+        (vec![1], false),
+        "what is whole comes first"
+    );
+    let before = r.arena.capacity();
+    once(&mut r).unwrap();
+    assert_eq!((ids(&r), r.records()[0].body.len as usize), (vec![2], big));
+    let grown = r.arena.capacity();
+    assert!(
+        before <= r.plan.budget() && grown > big && grown < big + big / 3,
+        "{grown}"
+    );
+    let mut idle = 0;
+    while r.arena.capacity() > r.plan.arena_bytes() {
+        assert_eq!(r.arena.capacity(), grown, "it is kept for a while");
+        once(&mut r).unwrap();
+        idle += 1;
+        assert!(idle < 200, "it is never given back");
+    }
+    assert!(idle > 10, "given back after {idle} small replies");
+}
+
+#[test]
+fn an_entry_of_very_many_fields_does_not_grow_the_arena_bit_by_bit() {
+    let stub = serving(Vec::new());
+    let mut r = reader(&stub, plan());
+    let mut grown = 0;
+    while r.arena.capacity() < 40 * MB {
+        let room = r.arena.room().len();
+        r.arena.filled(room);
+        // a line that has no end yet says no more than that
+        let need = r.arena.received().len() + 1;
+        assert!(!r.outgrown(need).unwrap());
+        grown += 1;
+    }
+    assert!(grown < 30, "grown {grown} times");
+}
+
+#[test]
+fn an_entry_over_the_limit_is_an_error_that_names_the_id_before_it() {
+    let stub = serving(vec![entry(5, 10), entry(6, 3 * MB)]);
+    let limit = 2 * MB;
+    let mut r = reader(
+        &stub,
+        ReadPlan {
+            max_entry_bytes: limit,
+            ..plan()
+        },
+    );
+    once(&mut r).unwrap();
+    assert_eq!(ids(&r), [5]);
+    for _ in 0..2 {
+        let e = once(&mut r).unwrap_err();
+        assert_eq!((e.kind(), e.key()), (ErrorKind::TooLarge, Some("s")));
+        let text = e.to_string();
+        for part in [
+            "after 5-0",
+            "MaxMessageBytes",
+            &limit.to_string(),
+            &stub.addr().to_string(),
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert_eq!(r.cursor(), StreamId::new(5, 0));
+    }
+}
+
+#[test]
+fn the_largest_message_that_may_be_published_can_be_read() {
+    let limit = 2 * MB;
+    let stub = serving(vec![entry(1, limit)]);
+    let mut r = reader(
+        &stub,
+        ReadPlan {
+            max_entry_bytes: limit,
+            ..plan()
+        },
+    );
+    once(&mut r).unwrap();
+    assert_eq!(r.records()[0].body.len as usize, limit);
+}
+
+#[test]
+fn a_server_that_hangs_up_over_a_long_reply_is_asked_for_less() {
+    let entries: Vec<_> = (1..=9).map(|n| entry(n, 10)).collect();
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" if word(args, "COUNT").parse::<u32>().unwrap() > 3 => Answer::Close,
+        b"XREAD" => Answer::Reply(read(&entries, args)),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let mut r = reader(
+        &stub,
+        ReadPlan {
+            batch_size: 3 * 16,
+            ..plan()
+        },
+    );
+    for _ in 0..3 {
+        assert_eq!(once(&mut r).unwrap_err().kind(), ErrorKind::Io);
+    }
+    once(&mut r).unwrap();
+    assert_eq!((ids(&r), counts(&stub)), (vec![1, 2], vec![16, 8, 4, 2]));
+}
+
+#[test]
+fn a_server_that_hangs_up_over_a_single_entry_is_reported_as_such() {
+    let stub = Stub::start(|args, _| match &args[0][..] {
+        b"XREAD" => Answer::Close,
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let mut r = reader(
+        &stub,
+        ReadPlan {
+            batch_size: 1,
+            ..plan()
+        },
+    );
+    let first = once(&mut r).unwrap_err().to_string();
+    assert!(
+        !first.contains("output-buffer"),
+        "once is no pattern: {first}"
+    );
+    let e = once(&mut r).unwrap_err();
+    assert!(e.to_string().contains("client-output-buffer-limit"), "{e}");
+    assert_eq!((e.kind(), e.key()), (ErrorKind::Io, Some("s")));
+}
+
+#[test]
+fn a_refusal_leaves_the_connection_in_step_unless_more_came_with_it() {
+    let turn = AtomicUsize::new(0);
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" => Answer::Bytes(match turn.fetch_add(1, Ordering::Relaxed) {
+            0 => b"-LOADING wait\r\n".to_vec(),
+            1 => b"*-1\r\n".to_vec(),
+            2 => b"-LOADING wait\r\n*1\r\n".to_vec(),
+            _ => b"*-1\r\n*-1\r\n".to_vec(),
+        }),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let mut r = reader(&stub, plan());
+    r.connect().unwrap();
+    let mut ask = |r: &mut Reader| r.request(&[], false).and_then(|()| r.receive(0));
+    let e = ask(&mut r).unwrap_err();
+    assert_eq!(
+        (e.kind(), e.server_code(), e.key()),
+        (ErrorKind::Server, Some("LOADING"), Some("s"))
+    );
+    assert!(!r.is_outstanding());
+    assert_eq!(ask(&mut r).unwrap(), Brought::Nothing);
+    for _ in 0..2 {
+        let e = once(&mut r).unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Protocol && e.to_string().contains("more than one"),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn commands_before_a_read_are_answered_before_it() {
+    let stub = serving(vec![entry(1, 10)]);
+    let mut r = reader(&stub, plan());
+    r.connect().unwrap();
+    let mut before = Vec::new();
+    resp::whole(&mut before, &[b"PING"]);
+    resp::whole(&mut before, &[b"CLIENT", b"ID"]);
+    r.request(&before, false).unwrap();
+    r.receive(2).unwrap();
+    assert_eq!(ids(&r), [1]);
+    resp::whole(&mut before, &[b"UNHEARD-OF"]);
+    r.request(&before, false).unwrap();
+    let e = r.receive(3).unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Server && e.to_string().contains("UNHEARD-OF"),
+        "{e}"
+    );
+    assert!(
+        r.is_outstanding(),
+        "the read itself was not answered: the connection must go"
+    );
+    assert_eq!(r.cursor(), StreamId::new(1, 0));
+}
+
+#[test]
+fn silence_and_half_a_reply_end_in_an_error_that_names_the_key() {
+    let half = Reply::Array(vec![Reply::Array(vec![
+        Reply::bulk("s"),
+        Reply::Array(vec![entry(1, 10).1]),
+    ])]);
+    let turn = AtomicUsize::new(0);
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" if turn.fetch_add(1, Ordering::Relaxed) == 0 => Answer::Nothing,
+        b"XREAD" => Answer::Half(half.to_bytes()),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let mut r = reader(
+        &stub,
+        ReadPlan {
+            slack: Duration::from_millis(200),
+            ..plan()
+        },
+    );
+    for kind in [ErrorKind::Timeout, ErrorKind::Io] {
+        let e = once(&mut r).unwrap_err();
+        assert_eq!((e.kind(), e.key()), (kind, Some("s")), "{e}");
+        assert_eq!(r.cursor(), StreamId::MIN);
+    }
+}
