@@ -35,7 +35,7 @@ fn lent<R>(entries: &[(&str, &[&[u8]])], context: &Context, f: impl FnOnce(&Batc
     index
         .advance(&bytes, b"s", StreamId::MIN, &Filter::default())
         .unwrap();
-    f(&Batch::new(&bytes, index.records(), context))
+    f(&Batch::new(&bytes, index.records(), context, &|_| {}))
 }
 
 const FULL: &[&[u8]] = &[

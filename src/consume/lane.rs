@@ -329,7 +329,7 @@ impl Lane {
         }
         // A server that answers at once instead of holding the question must not be asked at full speed.
         let held = self.plan.read.block.is_some_and(|block| {
-            clock::coarse_ms().saturating_sub(asked_ms) >= (block.as_millis() as u64 / 2).min(100)
+            clock::coarse_ms().saturating_sub(asked_ms) >= block.as_millis() as u64 / 2
         });
         if held {
             self.idle.reset();

@@ -77,7 +77,9 @@ fn once(reader: &mut Reader) -> Result<Brought> {
     if !reader.is_connected() {
         reader.connect()?;
     }
-    let brought = reader.request(&[], false).and_then(|()| reader.receive(0));
+    let brought = reader
+        .request(&[], false)
+        .and_then(|()| reader.receive(0, b""));
     if brought.is_err() {
         reader.disconnect();
     }
@@ -271,7 +273,7 @@ fn a_refusal_leaves_the_connection_in_step_unless_more_came_with_it() {
     .unwrap();
     let mut r = reader(&stub, plan());
     r.connect().unwrap();
-    let mut ask = |r: &mut Reader| r.request(&[], false).and_then(|()| r.receive(0));
+    let mut ask = |r: &mut Reader| r.request(&[], false).and_then(|()| r.receive(0, b""));
     let e = ask(&mut r).unwrap_err();
     assert_eq!(
         (e.kind(), e.server_code(), e.key()),
@@ -297,11 +299,11 @@ fn commands_before_a_read_are_answered_before_it() {
     resp::whole(&mut before, &[b"PING"]);
     resp::whole(&mut before, &[b"CLIENT", b"ID"]);
     r.request(&before, false).unwrap();
-    r.receive(2).unwrap();
+    r.receive(2, b"p").unwrap();
     assert_eq!(ids(&r), [1]);
     resp::whole(&mut before, &[b"UNHEARD-OF"]);
     r.request(&before, false).unwrap();
-    let e = r.receive(3).unwrap_err();
+    let e = r.receive(3, b"p").unwrap_err();
     assert!(
         e.kind() == ErrorKind::Server && e.to_string().contains("UNHEARD-OF"),
         "{e}"

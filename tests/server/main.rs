@@ -13,6 +13,7 @@ mod content;
 mod contract;
 mod lifecycle;
 mod outage;
+mod outcomes;
 mod positions;
 mod publishing;
 mod refusals;
