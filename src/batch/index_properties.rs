@@ -40,6 +40,7 @@ mod oracle {
 
     type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>, bool);
 
+    #[expect(clippy::option_option, reason = "a nil is not the wrong shape")]
     fn text(v: &Value) -> Option<Option<Vec<u8>>> {
         match v {
             Value::BulkString(b) => Some(Some(b.clone())),
@@ -70,7 +71,7 @@ mod oracle {
                 text(&pair[1])?.unwrap_or_default(),
             ));
         }
-        Some((id, fields, values.len() % 2 != 0))
+        Some((id, fields, !values.len().is_multiple_of(2)))
     }
 
     pub(super) fn read(reply: &[u8], key: &[u8]) -> Option<Vec<Entry>> {

@@ -61,12 +61,13 @@ fn plan() -> ReadPlan {
 }
 
 fn reader(stub: &Stub, plan: ReadPlan) -> Reader {
+    let pool = ArenaPool::new(plan.arena_bytes());
     Reader::new(
-        Arc::new(plan.clone()),
+        Arc::new(plan),
         Arc::new(Target::parse(&stub.url()).unwrap()),
         "reader".into(),
         Arc::default(),
-        ArenaPool::new(plan.arena_bytes()),
+        pool,
         b"s"[..].into(),
         StreamId::MIN,
     )
@@ -273,7 +274,7 @@ fn a_refusal_leaves_the_connection_in_step_unless_more_came_with_it() {
     .unwrap();
     let mut r = reader(&stub, plan());
     r.connect().unwrap();
-    let mut ask = |r: &mut Reader| r.request(&[], false).and_then(|()| r.receive(0, b""));
+    let ask = |r: &mut Reader| r.request(&[], false).and_then(|()| r.receive(0, b""));
     let e = ask(&mut r).unwrap_err();
     assert_eq!(
         (e.kind(), e.server_code(), e.key()),

@@ -234,6 +234,7 @@ fn what_is_no_message_is_stepped_over_and_its_neighbours_are_handled() {
 
 #[test]
 fn a_batch_handler_sees_what_is_no_message_in_its_place() {
+    use Malformed::{Headers, NoBody, NoType};
     let server = server();
     let strange = fill(&server, "places");
     let streams = open(&server.url(), "places", 2);
@@ -261,7 +262,6 @@ fn a_batch_handler_sees_what_is_no_message_in_its_place() {
         .collect();
     assert_eq!(malformed, strange);
     let kinds: Vec<_> = seen.iter().filter_map(|(_, m)| *m).collect();
-    use Malformed::{Headers, NoBody, NoType};
     assert_eq!(
         kinds,
         [NoBody, NoBody, NoType, NoBody, Headers, Headers, NoBody]
