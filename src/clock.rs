@@ -28,7 +28,7 @@ pub(crate) fn now() -> Instant {
 /// Milliseconds since some fixed moment, on the coarse monotonic clock.
 pub(crate) fn coarse_ms() -> u64 {
     let t = clock_gettime(ClockId::MonotonicCoarse);
-    t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+    t.tv_sec.cast_unsigned() * 1000 + t.tv_nsec.cast_unsigned() / 1_000_000
 }
 
 /// Now, on the wall clock.

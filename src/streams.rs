@@ -120,9 +120,10 @@ impl Streams {
     /// # Errors
     ///
     /// Every setting that is wrong, all at once; or a server that cannot be reached or refuses the login.
-    pub fn open(settings: Settings) -> Result<Self> {
+    pub fn open(mut settings: Settings) -> Result<Self> {
         let warnings = settings.check()?;
         let target = Arc::new(target_of(&settings)?);
+        settings.heed_connect_timeout(target.connect_timeout());
         let lookup = |name: &str| env::var(name).ok();
         let inner = Inner {
             keys: Keys::with_prefix(&settings.key_prefix)?,
@@ -229,8 +230,12 @@ impl Streams {
     pub fn stop(&self) {
         let running = self.running();
         // All are told before any is waited for.
-        running.iter().for_each(|c| c.signal_stop());
-        running.iter().for_each(|c| drop(c.stop()));
+        for consumer in &running {
+            consumer.signal_stop();
+        }
+        for consumer in &running {
+            consumer.stop();
+        }
         self.inner.end.lock().stopped = true;
         self.inner.ended.notify_all();
     }

@@ -16,6 +16,9 @@ use streamlane::*;
 
 fn send_and_sync<T: Send + Sync>() {}
 fn send<T: Send>() {}
+fn sendable(_: impl Send) {}
+fn is_error<T: StdError + Send + Sync + 'static>() {}
+fn shown<T: Display + Debug>() {}
 fn owned<T: Send + Sync + Clone + Debug + 'static>() {}
 fn small<T: Copy + Eq + Hash + Debug + Send + Sync + 'static>() {}
 
@@ -97,7 +100,6 @@ fn handlers_can_be_chosen_at_run_time() {
     let batches: [Box<dyn BatchHandler>; 2] = [Box::new(Handles), Box::new(|_: &Batch<'_>| Ok(()))];
     let messages: [Box<dyn MessageHandler>; 2] =
         [Box::new(Handles), Box::new(|_: &Message<'_>| Ok(()))];
-    fn sendable(_: impl Send) {}
     sendable(batches);
     sendable(messages);
     let typed = typed::<u64Of>(|n: u64, _: &Message<'_>| {
@@ -127,20 +129,14 @@ fn results_are_small() {
 
 #[test]
 fn errors_are_errors() {
-    fn is_error<T: StdError + Send + Sync + 'static>() {}
     is_error::<Error>();
     is_error::<Malformed>();
-    fn shown<T: Display + Debug>() {}
     shown::<Error>();
     shown::<Failure>();
     shown::<StreamId>();
     shown::<Text<'static>>();
-    let question_mark = || -> HandlerResult { Err(Error::from(io_error())).or_block() };
-    assert_eq!(question_mark().unwrap_err().action(), Some(Action::Block));
-}
-
-fn io_error() -> <StreamId as std::str::FromStr>::Err {
-    "no id".parse::<StreamId>().unwrap_err()
+    let no_id = "no id".parse::<StreamId>().or_block();
+    assert_eq!(no_id.unwrap_err().action(), Some(Action::Block));
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.

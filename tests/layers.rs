@@ -235,7 +235,10 @@ fn sources() -> Vec<PathBuf> {
             let name = path.file_name().unwrap().to_str().unwrap();
             if path.is_dir() {
                 dirs.push(path);
-            } else if name.ends_with(".rs") && name != "lib.rs" && !name.ends_with("tests.rs") {
+            } else if path.extension().is_some_and(|e| e == "rs")
+                && name != "lib.rs"
+                && !name.ends_with("tests.rs")
+            {
                 found.push(path);
             }
         }

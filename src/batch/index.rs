@@ -26,11 +26,11 @@ pub(crate) struct Record {
 pub(crate) struct Filter(Box<[Box<[u8]>]>);
 
 impl Filter {
-    pub(crate) fn new<'t>(types: impl IntoIterator<Item = &'t str>) -> Self {
+    pub(crate) fn new(types: impl IntoIterator<Item: AsRef<str>>) -> Self {
         let mut types: Vec<Box<[u8]>> = types
             .into_iter()
-            .filter(|t| !t.trim().is_empty())
-            .map(|t| t.as_bytes().into())
+            .filter(|t| !t.as_ref().trim().is_empty())
+            .map(|t| t.as_ref().as_bytes().into())
             .collect();
         types.sort();
         types.dedup();

@@ -187,10 +187,6 @@ impl<'a> Batch<'a> {
     }
 
     /// A copy that may be kept. Allocates once for the bytes and once for the messages.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "not Clone: the copy is another type"
-    )]
     pub fn to_owned(&self) -> OwnedBatch {
         OwnedBatch {
             topic: self.context.topic.clone(),
@@ -344,10 +340,6 @@ impl<'a> Message<'a> {
     }
 
     /// A copy that may be kept.
-    #[expect(
-        clippy::should_implement_trait,
-        reason = "not Clone: the copy is another type"
-    )]
     pub fn to_owned(&self) -> OwnedMessage {
         OwnedMessage {
             id: self.id(),
@@ -496,8 +488,11 @@ pub struct OwnedMessage {
     /// The W3C trace context of its publisher.
     pub traceparent: Option<Box<[u8]>>,
     /// The headers, as far as the block is well formed.
-    pub headers: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub headers: Vec<Header>,
 }
+
+/// Name and value.
+type Header = (Box<[u8]>, Box<[u8]>);
 
 /// A batch that may be kept, made by [`Batch::to_owned`].
 #[derive(Clone, Debug)]

@@ -310,7 +310,7 @@ impl Reader {
         } else {
             self.plan.spin
         };
-        let received = connection.recv_spin(room, spin, self.plan.patience());
+        let received = connection.recv(room, spin, self.plan.patience());
         match received {
             Ok(n) => {
                 self.arena.filled(n);

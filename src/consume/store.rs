@@ -7,7 +7,7 @@ use crate::{
     clock::{self, RoundTrip},
     net::{Connection, resp},
     position::Snapshot,
-    wire::{InstanceId, Keys, Ordinal, POSITION_MAX, PositionValue},
+    wire::{InstanceId, Keys, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue},
 };
 
 /// At most so many partitions are written by one command: a larger one would hold the server up.
@@ -118,7 +118,11 @@ impl PositionStore {
         for (p, s) in positions {
             if let Some(n) = s.ordinal {
                 self.arg(out, format_args!("{p}:ordinal"));
-                self.arg(out, format_args!("{} {n}", s.id));
+                let ordinal = Ordinal {
+                    id: s.id,
+                    entries: n,
+                };
+                resp::arg(out, ordinal.encode(&mut [0; ORDINAL_MAX]));
             }
             if diagnostics {
                 self.arg(out, format_args!("{p}:updatedUtc"));

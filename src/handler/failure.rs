@@ -167,8 +167,7 @@ mod tests {
 
     #[test]
     fn the_action_is_named_where_the_error_happens() {
-        let bare =
-            (|| -> HandlerResult { post(false).map(drop).map_err(Into::into) })().unwrap_err();
+        let bare: Failure = post(false).map_err(Into::into).unwrap_err();
         assert_eq!((bare.action(), bare.type_name()), (None, "LedgerDown"));
         let second = Duration::from_secs(1);
         for (r, action) in [

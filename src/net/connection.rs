@@ -142,21 +142,19 @@ impl Connection {
     }
 
     /// Such as `7.0.15`; `None` where the server does not say.
+    #[cfg(test)]
     pub(crate) fn server_version(&self) -> Option<&str> {
         self.server_version.as_deref()
     }
 
-    /// The socket itself, for those who read and write from two threads.
-    pub(crate) fn socket(&self) -> &Arc<Socket> {
-        &self.socket
-    }
-
     /// Whether the connection was given up: every further use fails at once.
+    #[cfg(test)]
     pub(crate) fn is_broken(&self) -> bool {
         self.broken
     }
 
     /// The time of each call made through the redis crate's traits; at first that of the dial.
+    #[cfg(test)]
     pub(crate) fn set_call_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -170,15 +168,11 @@ impl Connection {
         sent.map_err(|e| self.unsent(e, timeout))
     }
 
-    /// Reads what has arrived, or the first that does within `timeout`.
+    /// Reads what has arrived, or the first that does within `timeout`, after up to `spin` of asking
+    /// over and over.
     ///
     /// A failure breaks the connection. Its outcome is `Unknown`: what was asked may have been done.
-    pub(crate) fn recv(&mut self, buf: &mut [u8], timeout: Duration) -> Result<usize, Error> {
-        self.recv_spin(buf, Duration::ZERO, timeout)
-    }
-
-    /// As [`Self::recv`], after up to `spin` of asking over and over.
-    pub(crate) fn recv_spin(
+    pub(crate) fn recv(
         &mut self,
         buf: &mut [u8],
         spin: Duration,
@@ -190,19 +184,6 @@ impl Connection {
         } else {
             self.socket.recv_spin(buf, spin, timeout)
         };
-        got.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
-    }
-
-    /// As [`Self::recv`], but until a moment: for the later pieces of one answer. `timeout` is what
-    /// the deadline was made of, and only told.
-    pub(crate) fn recv_by(
-        &mut self,
-        buf: &mut [u8],
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<usize, Error> {
-        self.refuse_if_broken()?;
-        let got = self.socket.recv_by(buf, deadline);
         got.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
     }
 
@@ -373,6 +354,7 @@ impl fmt::Debug for Connection {
         f.debug_struct("Connection")
             .field("endpoint", &self.endpoint)
             .field("db", &self.db)
+            .field("server_version", &self.server_version)
             .field("broken", &self.broken)
             .finish_non_exhaustive()
     }

@@ -52,7 +52,7 @@ impl Deadline {
 /// A reused receive buffer for short replies.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    inbox: Vec<u8>,
+    bytes: Vec<u8>,
     filled: usize,
     at: usize,
     /// How long to poll for an answer before sleeping.
@@ -65,7 +65,7 @@ const INBOX: usize = 16 * 1024;
 impl Default for Inbox {
     fn default() -> Self {
         Self {
-            inbox: vec![0; INBOX],
+            bytes: vec![0; INBOX],
             filled: 0,
             at: 0,
             spin: Duration::ZERO,
@@ -96,7 +96,7 @@ impl Inbox {
     /// The connection must be given up. An error *reply* is no error here but a [`Head::Error`].
     pub(crate) fn next(&mut self, connection: &mut Connection, by: Deadline) -> Result<Head> {
         loop {
-            let mut c = Cursor::new(&self.inbox[..self.filled], self.at);
+            let mut c = Cursor::new(&self.bytes[..self.filled], self.at);
             match c.head() {
                 Ok(head @ (Head::Text(_) | Head::Error(_) | Head::Scalar(_) | Head::Nil)) => {
                     self.at = c.at();
@@ -110,16 +110,16 @@ impl Inbox {
     }
 
     pub(crate) fn text(&self, span: Span) -> &[u8] {
-        span.of(&self.inbox)
+        span.of(&self.bytes)
     }
 
     fn receive(&mut self, connection: &mut Connection, by: Deadline) -> Result<()> {
         if self.at > 0 {
-            self.inbox.copy_within(self.at..self.filled, 0);
+            self.bytes.copy_within(self.at..self.filled, 0);
             self.filled -= self.at;
             self.at = 0;
         }
-        if self.filled == self.inbox.len() {
+        if self.filled == self.bytes.len() {
             return Err(not_a_reply("a short reply that has no end"));
         }
         let wait = by.wait();
@@ -127,7 +127,7 @@ impl Inbox {
             let what = format!("no whole answer within {} ms", by.allowed().as_millis());
             return Err(Error::new(ErrorKind::Timeout, "receive", what));
         }
-        self.filled += connection.recv_spin(&mut self.inbox[self.filled..], self.spin, wait)?;
+        self.filled += connection.recv(&mut self.bytes[self.filled..], self.spin, wait)?;
         Ok(())
     }
 

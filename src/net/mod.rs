@@ -22,7 +22,6 @@ pub(crate) use connection::Connection;
 pub(crate) use gate::Gate;
 pub(crate) use inbox::{Deadline, Inbox};
 pub(crate) use interrupt::{Interrupt, STOP};
-pub(crate) use socket::{SendError, Socket};
 pub(crate) use target::{Secret, Target};
 
 use crate::clock;

@@ -286,6 +286,7 @@ fn size(text: &[u8]) -> Scan<Option<usize>> {
 }
 
 /// Where the value that starts `bytes` ends; `None` while it is incomplete.
+#[cfg(any(test, fuzzing))]
 pub(crate) fn value_end(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     let mut c = Cursor::new(bytes, 0);
     match c.skip() {

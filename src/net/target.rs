@@ -52,10 +52,8 @@ pub(crate) struct Target {
     username: Option<Box<str>>,
     password: Option<Secret>,
     db: u32,
-    client_name: Option<Box<str>>,
     wait_for_server: bool,
     connect_timeout: Option<Duration>,
-    sync_timeout: Option<Duration>,
 }
 
 impl Target {
@@ -86,10 +84,8 @@ impl Target {
             username: None,
             password: None,
             db: 0,
-            client_name: None,
             wait_for_server: false,
             connect_timeout: None,
-            sync_timeout: None,
         }
     }
 
@@ -226,8 +222,6 @@ impl Target {
             "connecttimeout" => {
                 self.connect_timeout = Some(millis("option connectTimeout", value)?);
             }
-            "synctimeout" => self.sync_timeout = Some(millis("option syncTimeout", value)?),
-            "name" => self.client_name = (!value.is_empty()).then(|| value.into()),
             // what stands before a `=` can be the end of a password that holds a comma
             _ => log::debug!("a connection string has an option that means nothing here"),
         }
@@ -260,22 +254,14 @@ impl Target {
         Some((self.username().unwrap_or("default"), password))
     }
 
-    /// The `name` of a connection string: what the connections are to be called.
-    pub(crate) fn client_name(&self) -> Option<&str> {
-        self.client_name.as_deref()
-    }
-
     /// Whether a start is to wait for a server that is down (`abortConnect=false`).
     pub(crate) fn wait_for_server(&self) -> bool {
         self.wait_for_server
     }
 
+    /// The `connectTimeout` of a connection string.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.connect_timeout
-    }
-
-    pub(crate) fn sync_timeout(&self) -> Option<Duration> {
-        self.sync_timeout
     }
 
     /// Replaces the user name.
@@ -494,8 +480,6 @@ mod tests {
         assert_eq!(t.credentials(), Some(("bob", &b"p=%25:@x"[..])));
         assert!(t.wait_for_server());
         assert_eq!(t.connect_timeout(), Some(Duration::from_millis(1500)));
-        assert_eq!(t.sync_timeout(), Some(Duration::from_millis(800)));
-        assert_eq!(t.client_name(), Some("billing"));
 
         let t = parsed("redis");
         assert_eq!(
@@ -505,7 +489,7 @@ mod tests {
         assert_eq!((t.connect_timeout(), t.credentials()), (None, None));
         assert_eq!(parsed("/run/r.sock,password=a").endpoint(), "/run/r.sock");
         assert_eq!(parsed("::1").endpoint(), "[::1]:6379");
-        assert_eq!(parsed("h,name=a://b").client_name(), Some("a://b"));
+        assert_eq!(parsed("h,name=a://b").endpoint(), "h:6379");
     }
 
     #[test]

@@ -181,7 +181,7 @@ mod tests {
             failures: 0,
             filtered: 0,
             connects: 1,
-            unhealthy_block: Duration::from_secs(300),
+            unhealthy_block: Duration::from_mins(5),
         }
     }
 
@@ -189,7 +189,8 @@ mod tests {
     fn the_first_rule_that_applies_decides() {
         use LaneState::{Blocked, Disconnected, Paused, Refused, Running, Starting, Stopped};
         use Status::{Degraded, Healthy, Unhealthy};
-        let table: &[(&[(LaneState, u64)], Option<&str>, Status, Rule)] = &[
+        type Row<'a> = (&'a [(LaneState, u64)], Option<&'a str>, Status, Rule);
+        let table: &[Row<'_>] = &[
             (&[], None, Healthy, Rule::Fine),
             (&[], Some("refused"), Unhealthy, Rule::ConnectionDown),
             (&[(Running, 9)], None, Healthy, Rule::Fine),

@@ -15,7 +15,6 @@ use crate::{
 /// A topic as it is on the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Topic {
-    pub(crate) name: String,
     pub(crate) partitions: u32,
     /// The stream key of each partition.
     pub(crate) streams: Vec<Box<[u8]>>,
@@ -65,7 +64,6 @@ pub(crate) fn ensure(
         connection.call(&cmd, by.left())?;
     }
     Ok(Topic {
-        name: name.to_owned(),
         partitions,
         streams,
         trim: settings.trim,

@@ -317,7 +317,7 @@ impl Link {
         self.head_args = if topic.trim == Trim::None { 3 } else { 5 };
         self.head_args += usize::from(topic.trim == Trim::Approx);
         let max_len = topic.max_len;
-        let head = |key: &Box<[u8]>| {
+        let head = |key: &[u8]| {
             let mut head = Vec::new();
             resp::arg(&mut head, b"XADD");
             resp::arg(&mut head, key);
@@ -331,7 +331,7 @@ impl Link {
             resp::arg(&mut head, b"*");
             head
         };
-        self.heads = topic.streams.iter().map(head).collect();
+        self.heads = topic.streams.iter().map(|key| head(key)).collect();
         self.topic = Some(topic);
     }
 

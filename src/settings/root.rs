@@ -53,7 +53,8 @@ section! {
             set(text: impl Into<String>) text.into();
         /// Whether topics may be left to grow without end (`Trim` `None`).
         allow_untrimmed: bool = false, "AllowUntrimmed", Flag;
-        /// How long dialling and greeting one server may take.
+        /// How long dialling and greeting one server may take. Unset: the `connectTimeout` of the
+        /// connection string, if it says one.
         connect_timeout: Duration = Duration::from_secs(5), "ConnectTimeoutMs", millis(1, 600_000);
         /// The deadline of one publish call, all included.
         publish_timeout: Duration = Duration::from_secs(5), "PublishTimeoutMs",
@@ -107,6 +108,15 @@ impl Settings {
     pub fn environment(mut self, name: impl Into<String>) -> Self {
         self.environment = Some(name.into());
         self
+    }
+
+    /// Takes the `connectTimeout` of a connection string over, unless `ConnectTimeoutMs` is set.
+    pub(crate) fn heed_connect_timeout(&mut self, said: Option<Duration>) {
+        if let Some(timeout) =
+            said.filter(|_| !super::key::Section::is_set(self, "ConnectTimeoutMs"))
+        {
+            self.connect_timeout = timeout;
+        }
     }
 
     /// What is said about a topic, or the defaults.
@@ -239,5 +249,19 @@ mod tests {
             .connection_string("redis://u:hunter2@h")
             .password("hunter2");
         assert!(!format!("{s:?} {s:#?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_timeout_of_the_connection_string_counts_unless_the_key_is_set() {
+        let said = Some(Duration::from_millis(1500));
+        let mut settings = Settings::default();
+        settings.heed_connect_timeout(None);
+        assert_eq!(settings.connect_timeout, Duration::from_secs(5));
+        settings.heed_connect_timeout(said);
+        assert_eq!(settings.connect_timeout, Duration::from_millis(1500));
+        // the default, but said aloud
+        let mut settings = Settings::default().connect_timeout(Duration::from_secs(5));
+        settings.heed_connect_timeout(said);
+        assert_eq!(settings.connect_timeout, Duration::from_secs(5));
     }
 }

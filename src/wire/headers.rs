@@ -79,11 +79,6 @@ impl<'a> Headers<'a> {
         Self { block }
     }
 
-    /// The packed bytes.
-    pub(crate) const fn as_bytes(self) -> &'a [u8] {
-        self.block
-    }
-
     /// Name and value of each header, in the order they were written. Ends after the first error.
     pub const fn iter(self) -> HeaderIter<'a> {
         HeaderIter { rest: self.block }

@@ -16,11 +16,11 @@ pub(crate) mod topic;
 
 pub use entry::Malformed;
 pub(crate) use entry::{Entry, Field};
+pub(crate) use headers::pack;
 pub use headers::{HeaderIter, Headers};
-pub(crate) use headers::{MAX_HEADERS, MAX_PACKED, pack};
 pub(crate) use id::ID_MAX;
 pub use id::StreamId;
 pub(crate) use identity::{InstanceId, client_name, pod_name};
-pub(crate) use keys::{DEFAULT_PREFIX, Keys, check_consumer, check_topic};
+pub(crate) use keys::{Keys, check_consumer, check_topic};
 pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue};
 pub(crate) use route::{RoundRobin, partition_of};

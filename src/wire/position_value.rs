@@ -17,7 +17,7 @@ pub(crate) const ORDINAL_MAX: usize = ID_MAX + 1 + DIGITS_MAX;
 pub(crate) struct PositionValue {
     /// Everything up to here is finished.
     pub(crate) id: StreamId,
-    /// Who stored it; [`InstanceId::ZERO`] when the value does not say.
+    /// Who stored it; all zeros when the value does not say.
     pub(crate) writer: InstanceId,
 }
 

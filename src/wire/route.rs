@@ -18,10 +18,6 @@ pub(crate) fn partition_of(key: &[u8], partitions: u32) -> u32 {
 pub(crate) struct RoundRobin(AtomicU32);
 
 impl RoundRobin {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
     /// The next partition in turn. The first is partition 1, as everywhere else. When the counter
     /// wraps at 2³² the turns may skip once.
     pub(crate) fn next(&self, partitions: u32) -> u32 {
@@ -93,7 +89,7 @@ mod tests {
     fn keyless_messages_take_turns_beginning_with_the_second_partition() {
         assert_eq!(turns(0, 4, 9), [1, 2, 3, 0, 1, 2, 3, 0, 1]);
         assert_eq!(turns(0, 3, 7), [1, 2, 0, 1, 2, 0, 1]);
-        assert_eq!(RoundRobin::new().next(2), 1);
+        assert_eq!(RoundRobin::default().next(2), 1);
         let all = turns(0, 8, 8000);
         assert!((0..8).all(|p| all.iter().filter(|q| **q == p).count() == 1000));
     }
@@ -102,7 +98,7 @@ mod tests {
     fn the_counter_wraps_cleanly_and_rests_where_there_is_no_choice() {
         assert_eq!(turns(u32::MAX - 2, 8, 6), [6, 7, 0, 1, 2, 3]);
         assert!(turns(u32::MAX - 5, 10, 20).iter().all(|p| *p < 10));
-        let robin = RoundRobin::new();
+        let robin = RoundRobin::default();
         assert_eq!([robin.next(0), robin.next(1), robin.next(4)], [0, 0, 1]);
     }
 }

@@ -25,7 +25,9 @@ use std::{
 use serde::Deserialize;
 use streamlane::{
     Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Schema, Settings, Streams, TopicSettings, testing::PrivateServer, typed,
+    Outgoing, Persist, Schema, Settings, Streams, TopicSettings,
+    testing::{PrivateServer, Reply},
+    typed,
 };
 
 use counting::Count;
@@ -67,7 +69,9 @@ const PATHS: [Path; 9] = [
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     if args.iter().any(|a| a == "--list") {
-        PATHS.iter().for_each(|(name, _)| println!("{name}: test"));
+        for (name, _) in PATHS {
+            println!("{name}: test");
+        }
         return ExitCode::SUCCESS;
     }
     let wanted = |name: &str| {
@@ -391,7 +395,7 @@ fn writes(scene: &Scene) -> u64 {
 /// When the live consumer's positions were last described.
 fn diagnosed(scene: &Scene) -> String {
     let keys = scene.server.command(&["KEYS", "*{live}*"]).unwrap();
-    let meta = keys.items().iter().map(|k| k.text()).find_map(|key| {
+    let meta = keys.items().iter().map(Reply::text).find_map(|key| {
         let said = scene
             .server
             .command(&["HGET", &key, "0:updatedUtc"])

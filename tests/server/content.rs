@@ -2,11 +2,7 @@
 //! through the error policy while its neighbours are handled.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
-use streamlane::{
-    Malformed::{Headers, NoBody, NoType},
-    testing::PrivateServer,
-    *,
-};
+use streamlane::{testing::PrivateServer, *};
 
 use crate::support::*;
 
@@ -238,6 +234,7 @@ fn what_is_no_message_is_stepped_over_and_its_neighbours_are_handled() {
 
 #[test]
 fn a_batch_handler_sees_what_is_no_message_in_its_place() {
+    use Malformed::{Headers, NoBody, NoType};
     let server = server();
     let strange = fill(&server, "places");
     let streams = open(&server.url(), "places", 2);
