@@ -25,6 +25,7 @@ use crate::{
     monitor::Monitor,
     net::{Interrupt, STOP},
     position::Table,
+    streams::NameGuard,
 };
 
 /// Tells the flusher that the lanes are ending.
@@ -393,7 +394,7 @@ impl ConsumerBuilder<HasHandler> {
             name: Arc::clone(&prepared.consumer),
             table: Arc::clone(&table),
             flush_interrupt: Arc::default(),
-            live: Live::new(lanes.len() + usize::from(persisted)),
+            live: Live::new(lanes.len() + usize::from(persisted), prepared.name_guard),
             threads: Mutex::default(),
             stopping: AtomicBool::new(false),
             unsaved: Mutex::default(),
@@ -401,7 +402,6 @@ impl ConsumerBuilder<HasHandler> {
             unhealthy_block: prepared.settings.unhealthy_block,
             stream_keys: prepared.streams,
             lanes,
-            _name: prepared.name_guard,
         });
         let consumer = Consumer {
             shared: Arc::clone(&shared),
@@ -454,25 +454,31 @@ pub(crate) struct Shared {
     unsaved: Mutex<Vec<u32>>,
     shutdown_timeout: Duration,
     unhealthy_block: Duration,
-    _name: crate::streams::NameGuard,
 }
 
 /// How many threads of a consumer are still at work.
 struct Live {
     count: Mutex<usize>,
     changed: Condvar,
+    /// Free for another as soon as no thread is left, whoever still holds a handle.
+    name: Mutex<Option<NameGuard>>,
 }
 
 impl Live {
-    fn new(n: usize) -> Self {
+    fn new(n: usize, name: NameGuard) -> Self {
         Self {
             count: Mutex::new(n),
             changed: Condvar::new(),
+            name: Mutex::new(Some(name)),
         }
     }
 
     fn leave(&self) {
-        *self.count.lock() -= 1;
+        let mut count = self.count.lock();
+        *count -= 1;
+        if *count == 0 {
+            *self.name.lock() = None;
+        }
         self.changed.notify_all();
     }
 
@@ -606,17 +612,19 @@ impl Shared {
 
     fn join(&self) {
         let until = clock::now() + self.shutdown_timeout;
-        if !self.live.wait_for(0, until) {
+        let over = self.live.wait_for(0, until) || {
             // The flusher may be waiting for a server that does not answer.
             self.flush_interrupt.cut(STOP);
-            self.live.wait_for(0, clock::now() + GRACE);
-        }
+            self.live.wait_for(0, clock::now() + GRACE)
+        };
         let mut threads = self.threads.lock();
-        let (ended, stuck): (Vec<_>, Vec<_>) = threads.drain(..).partition(JoinHandle::is_finished);
+        // A thread that has left is at its very end, if not past it.
+        let (ended, stuck): (Vec<_>, Vec<_>) =
+            threads.drain(..).partition(|t| over || t.is_finished());
         for t in ended {
             let _ = t.join(); // a lane's panic was reported where it was caught
         }
-        if !stuck.is_empty() && *self.live.count.lock() > 0 {
+        if !stuck.is_empty() {
             let names: Vec<_> = stuck.iter().filter_map(|t| t.thread().name()).collect();
             log::warn!(
                 "{}/{}: stopped after {:.1} s with handlers still running on {names:?}; \
