@@ -186,6 +186,8 @@ fn making_the_topic_is_part_of_the_deadline() {
         matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Connect),
         "{e}"
     );
+    let made = server.command(&["EXISTS", "re:s:{orders}:0"]).unwrap();
+    assert_eq!(made.int(), Some(0), "five answers of 300 ms fit into 1 s");
     relay.heal();
     expect("the topic to be made after all", || {
         publisher.publish("k", "T", "B").is_ok()

@@ -306,13 +306,15 @@ fn ids_of_one_millisecond_are_told_apart_over_restarts() {
             .command(&["XADD", "re:s:{ids}:0", id, "b", "B", "t", "T"])
             .unwrap();
     }
-    let mut handled = Vec::new();
+    let (mut handled, mut stopped_ones) = (Vec::new(), Vec::new());
     for _ in all {
         let streams = open(&server.url(), "ids", 1);
         let (tell, told): (_, Receiver<StreamId>) = channel();
         let consumer = one_at_a_time(&streams, tell);
         let id = told.recv_timeout(PATIENCE).unwrap();
         let stopped = consumer.stop();
+        // the handle lives on: what stopped has left its name to the next
+        stopped_ones.push(consumer);
         assert!(stopped.unsaved.is_empty() && stopped.still_running.is_empty());
         handled.push(id);
         handled.extend(told.try_iter());
