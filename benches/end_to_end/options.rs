@@ -12,7 +12,7 @@ Measures streamlane beside a bare socket on one private server.
   --counts A,B     batch sizes (default 100,1000)
   --entries N      messages in a drained stream of 100 B bodies (default 300000)
   --only TEXT      only rows whose title and label contain TEXT, such as 'drain', '100 B' or 'batch handler'
-  --smoke          next to nothing of everything, to see that it works
+  --smoke          next to nothing of everything, to see that it works; so does `cargo test --benches`
 
 The server program is `redis-server`, or what STREAMLANE_TEST_SERVER names.";
 
@@ -52,13 +52,34 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Next to nothing of everything.
+    fn smoke() -> Self {
+        Self {
+            rounds: 1,
+            entries: 4000,
+            calls: 200,
+            published: 2000,
+            paced: 500,
+            ..Self::default()
+        }
+    }
+
     /// Reads the command line; nothing when help is asked for.
     pub(crate) fn parse(args: impl Iterator<Item = String>) -> Outcome<Option<Self>> {
-        let (mut args, mut o) = (args, Self::default());
+        let args: Vec<String> = args.collect();
+        let given = |flag: &str| args.iter().any(|a| a == flag);
+        // `cargo bench` says so; `cargo test --benches` only wants to see that it works
+        let measures = given("--bench") && !given("--smoke");
+        let mut o = if measures {
+            Self::default()
+        } else {
+            Self::smoke()
+        };
+        let mut args = args.iter().cloned();
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value"));
             match arg.as_str() {
-                "--bench" => {} // from cargo
+                "--bench" | "--smoke" => {}
                 "--help" | "-h" => return Ok(None),
                 "--unix" => o.unix = true,
                 "--cores" => o.cores = value()?.parse()?,
@@ -67,11 +88,6 @@ impl Options {
                 "--counts" => o.counts = list(&value()?)?,
                 "--entries" => o.entries = value()?.parse()?,
                 "--only" => o.only = Some(value()?),
-                "--smoke" => {
-                    o.rounds = 1;
-                    (o.entries, o.published) = (4000, 2000);
-                    (o.calls, o.paced) = (200, 500);
-                }
                 _ => return Err(format!("{arg}: no such option; see --help").into()),
             }
         }

@@ -38,10 +38,11 @@ fn in_pieces(bytes: &[u8], sizes: &[usize]) -> Result<Option<(Vec<String>, u32)>
 mod oracle {
     use redis::Value;
 
+    /// A text, or a nil in place of one.
+    type Text = Option<Vec<u8>>;
     type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>, bool);
 
-    #[expect(clippy::option_option, reason = "a nil is not the wrong shape")]
-    fn text(v: &Value) -> Option<Option<Vec<u8>>> {
+    fn text(v: &Value) -> Option<Text> {
         match v {
             Value::BulkString(b) => Some(Some(b.clone())),
             Value::SimpleString(s) => Some(Some(s.clone().into_bytes())),

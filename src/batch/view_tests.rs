@@ -152,16 +152,15 @@ fn each_marks_what_succeeds_and_ends_at_a_failure_or_a_stop() {
 }
 
 #[test]
-#[expect(
-    clippy::redundant_closure_for_method_calls,
-    reason = "the method alone is not general enough in its lifetime"
-)]
 fn copies_hold_the_same_and_outlive_the_arena() {
     let broken: &[&[u8]] = &[b"b", b"B", b"t", b"T", b"h", b"1:a1:b9:x"];
     let copy = lent(
         &[("1-0", FULL), ("2-0", BARE), ("3-0", broken)],
         &context(),
-        |b| b.to_owned(),
+        |batch| {
+            assert_eq!(batch.len(), 3);
+            batch.to_owned()
+        },
     );
     assert_eq!(
         (&*copy.topic, copy.partition, copy.messages.len()),
@@ -174,12 +173,12 @@ fn copies_hold_the_same_and_outlive_the_arena() {
         [&b"{}"[..], b"T", b"K", b"c-1"]
     );
     assert_eq!(m.traceparent.as_deref(), Some(&b"00-ab"[..]));
-    let header: (Box<[u8]>, Box<[u8]>) = ((*b"a").into(), (*b"b").into());
-    assert_eq!(m.headers, std::slice::from_ref(&header));
+    let header = || -> (Box<[u8]>, Box<[u8]>) { ((*b"a").into(), (*b"b").into()) };
+    assert_eq!(m.headers, [header()]);
     assert_eq!(copy.messages[1].traceparent, None);
     assert_eq!(
         copy.messages[2].headers,
-        [header],
+        [header()],
         "as far as the block can be read"
     );
 }

@@ -140,13 +140,16 @@ impl Consumer {
                 let reached = self.running.table.load(*p as u32).id >= tails[*p];
                 !reached && empty_reads(*p) < before[*p] + 2
             });
-            let Some(p) = left.first() else { return Ok(()) };
+            let ended = |p: &&usize| self.running.seats[**p].monitor.state() == LaneState::Stopped;
+            let hopeless = left.iter().find(ended);
+            let Some(p) = hopeless.or(left.first()) else {
+                return Ok(());
+            };
             let status = self.running.statuses().nth(*p);
             let told = status
                 .map(|s| format!("{s} is {:?} {}", s.state, s.reason))
                 .unwrap_or_default();
-            let ended = self.running.seats[*p].monitor.state() == LaneState::Stopped;
-            if ended {
+            if hopeless.is_some() {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));
             }
             if clock::now() >= until {

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::{FailHook, Stopped};
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, Streams, clock,
-    consume::{Flusher, Lane, LaneEnd, Plan, Seat},
+    consume::{Flusher, Lane, LaneEnd, PAUSE, Plan, Seat},
     net::{Interrupt, STOP},
     position::Table,
     streams::NameGuard,
@@ -239,11 +239,13 @@ impl Running {
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
         self.seats.iter().map(|seat| {
             let m = &seat.monitor;
+            // A lane that waits in the server notices only when the read ends.
+            let paused = seat.interrupt.bits() & PAUSE != 0 && m.state() == LaneState::Running;
             PartitionStatus {
                 topic: Arc::clone(&self.topic),
                 consumer: Arc::clone(&self.name),
                 partition: seat.partition,
-                state: m.state(),
+                state: if paused { LaneState::Paused } else { m.state() },
                 reason: m.reason(),
                 in_state: Duration::from_millis(m.in_state_ms()),
                 position: self.table.load(seat.partition),

@@ -199,10 +199,8 @@ mod tests {
         let (_stub, mut c) = parrot();
         let mut inbox = Inbox::default();
         let long = "x".repeat(300);
-        let all: Vec<_> = (0..500)
-            .map(|n| format!("$303\r\n{n:03}{long}\r\n"))
-            .collect();
-        let all = all.concat();
+        let each = |n| format!("$303\r\n{n:03}{long}\r\n");
+        let all = (0..500).map(each).collect::<Vec<_>>().concat();
         assert!(all.len() > 4 * INBOX, "they do not fit at once");
         ask(&mut c, &[b"SAY", all.as_bytes()]);
         for n in 0..500 {

@@ -326,12 +326,19 @@ pub(crate) fn whole(out: &mut Vec<u8>, args: &[&[u8]]) {
 
 #[inline]
 fn mark(out: &mut Vec<u8>, tag: u8, n: usize) {
-    if n < 10 {
-        return out.extend_from_slice(&[tag, b'0' + n as u8, b'\r', b'\n']);
+    let digit = |unit: usize| b'0' + (n / unit % 10) as u8;
+    match n {
+        0..10 => out.extend_from_slice(&[tag, digit(1), b'\r', b'\n']),
+        10..100 => out.extend_from_slice(&[tag, digit(10), digit(1), b'\r', b'\n']),
+        100..1000 => {
+            out.extend_from_slice(&[tag, digit(100), digit(10), digit(1), b'\r', b'\n']);
+        }
+        _ => {
+            out.push(tag);
+            out.extend_from_slice(decimal(&mut [0; 20], n as u64));
+            out.extend_from_slice(b"\r\n");
+        }
     }
-    out.push(tag);
-    out.extend_from_slice(decimal(&mut [0; 20], n as u64));
-    out.extend_from_slice(b"\r\n");
 }
 
 /// The digits of `n`.
@@ -448,6 +455,16 @@ mod tests {
             out,
             b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$10\r\n0123456789\r\n$20\r\n18446744073709551615\r\n"
         );
+    }
+
+    #[test]
+    fn sizes_of_any_length_are_written_and_read_back() {
+        for n in [0, 9, 10, 99, 100, 101, 999, 1000, 12_345, 1_234_567] {
+            let mut out = Vec::new();
+            command(&mut out, n);
+            assert_eq!(out, format!("*{n}\r\n").into_bytes());
+            assert_eq!(Cursor::new(&out, 0).head(), Ok(Head::Array(n)));
+        }
     }
 
     #[test]

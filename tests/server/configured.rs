@@ -1,4 +1,5 @@
 //! What settings, topics and the server's own state make of a start.
+#![allow(clippy::unwrap_used)]
 
 use streamlane::{testing::PrivateServer, *};
 

@@ -8,6 +8,7 @@
 )]
 
 mod basics;
+mod batches;
 mod configured;
 mod content;
 mod contract;
@@ -16,6 +17,7 @@ mod outage;
 mod outcomes;
 mod positions;
 mod publishing;
+mod reading;
 mod refusals;
 mod shapes;
 mod sockets;

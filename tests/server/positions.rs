@@ -1,4 +1,5 @@
 //! What is stored of how far a consumer has come, and when.
+#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
@@ -307,6 +308,14 @@ fn a_position_hash_of_another_type_delays_storing_and_nothing_else() {
     let ids = publish_to(&streams, "wrong", 0, &["2", "3"]);
     seen.wait_for(4);
     assert_eq!(consumer.partitions()[0].state, LaneState::Running);
+    let refused = || {
+        let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
+        let line = stats.lines().find(|l| l.starts_with("cmdstat_hset:"));
+        let n = line.and_then(|l| l.split("failed_calls=").nth(1));
+        n.map_or(0, |n| n.trim().parse::<u64>().unwrap())
+    };
+    let before = refused();
+    expect("it to be tried again", || refused() >= before + 2);
     server.command(&["DEL", &key("wrong")]).unwrap();
     expect("the newest position", || {
         stored(&server, "wrong", "c", 0) == Some(ids[1])

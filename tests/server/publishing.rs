@@ -1,5 +1,5 @@
 //! Publishing: the bytes that go out, what comes back, and what a caller may know after a failure.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

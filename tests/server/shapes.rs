@@ -1,6 +1,6 @@
 //! Replies as servers, proxies and mistakes shape them: what is nothing, what is an error, and what is
 //! cut off for its size.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::{
     collections::BTreeMap,

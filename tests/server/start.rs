@@ -1,4 +1,5 @@
 //! Where a consumer begins: what is stored, what is missing, and what a start point resets.
+#![allow(clippy::disallowed_types, clippy::unwrap_used)]
 
 use std::{
     sync::mpsc,

@@ -1,4 +1,5 @@
 //! What the tests have in common.
+#![allow(clippy::disallowed_types, clippy::unwrap_used, unreachable_pub)]
 
 use std::{
     fs,
