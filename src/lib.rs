@@ -133,7 +133,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `testing` | [`testing`](crate::testing): private servers, fault tools and the log checker |
+//! | `testing` | [`testing`]: private servers, fault tools and the log checker |
 //! | `cli` | the program `streamlane`, with `demo` |
 //!
 //! # What it does not do (yet)
