@@ -73,6 +73,11 @@ impl Flusher {
     /// is set; without an interval it only waits. The calls are spread over the interval, so that many
     /// partitions never hold the server up together.
     pub(crate) fn run(&mut self, interval: Option<Duration>, until: u32) {
+        if interval.is_some() {
+            // Before there is anything to store, so that the first positions need not wait for it.
+            // What keeps it from connecting now is reported when it keeps it from storing.
+            self.connection = self.dial().ok();
+        }
         let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
         let pause = interval.map_or(Duration::MAX, |i| i / groups as u32);
         let mut group = 0;
@@ -129,32 +134,26 @@ impl Flusher {
         self.commands.clear();
         let n = self.store.render(&mut self.commands, &self.dirty);
         // Servers hang up on the idle, which is no trouble before anything was written.
-        let hung_up = |c: &mut Connection| c.check_idle().is_err();
-        if self.connection.as_mut().is_some_and(hung_up) {
-            self.connection = None;
+        let mut connection = match self.connection.take() {
+            Some(mut c) if c.check_idle().is_ok() => c,
+            _ => self.dial()?,
+        };
+        let written = self
+            .inbox
+            .exchange(&mut connection, &self.commands, n, self.timeout);
+        if written.as_ref().err().is_none_or(Error::keeps_connection) {
+            self.connection = Some(connection);
         }
-        let about = |e: Error| {
+        written.map_err(|e| {
             e.during("store positions")
                 .on_key(self.store.key())
                 .at(self.target.endpoint())
-        };
-        let connection = match &mut self.connection {
-            Some(c) => c,
-            none => none.insert(Connection::dial(
-                &self.target,
-                &self.client_name,
-                Some(&self.interrupt),
-                self.timeout,
-            )?),
-        };
-        self.inbox
-            .exchange(connection, &self.commands, n, self.timeout)
-            .map_err(|e| {
-                if !e.keeps_connection() {
-                    self.connection = None;
-                }
-                about(e)
-            })
+        })
+    }
+
+    fn dial(&self) -> Result<Connection> {
+        let (name, interrupt) = (&self.client_name, Some(&self.interrupt));
+        Connection::dial(&self.target, name, interrupt, self.timeout)
     }
 
     /// The newest positions stay in the table and are written with the next flush that succeeds.

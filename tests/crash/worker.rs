@@ -149,14 +149,16 @@ impl Worker {
         assert!(eventually(PATIENCE, ready), "{} starts", self.job.instance);
     }
 
-    /// Kills it with SIGKILL and notes the moment at which it was surely dead.
+    /// Kills it with SIGKILL and notes the last moment at which it was surely alive: what it handled
+    /// later can only have been at risk for less time.
     pub fn kill(mut self) {
         let ended = self.child.try_wait().unwrap();
         assert_eq!(ended, None, "{} lived until now", self.job.instance);
+        let mark = Event::killed(&self.job.instance);
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         let log = Recorder::append(&self.job.log).unwrap();
-        log.record(&Event::killed(&self.job.instance)).unwrap();
+        log.record(&mark).unwrap();
     }
 
     /// Tells it to `stop` or to `drain`.
