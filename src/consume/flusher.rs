@@ -134,9 +134,11 @@ impl Flusher {
         self.commands.clear();
         let n = self.store.render(&mut self.commands, &self.dirty);
         // Servers hang up on the idle, which is no trouble before anything was written.
-        let mut connection = match self.connection.take() {
-            Some(mut c) if c.check_idle().is_ok() => c,
-            _ => self.dial()?,
+        let kept = self.connection.take();
+        let kept = kept.and_then(|mut c| c.check_idle().is_ok().then_some(c));
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => self.dial()?,
         };
         let written = self
             .inbox
