@@ -10,7 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A setting is missing, out of range or contradicts another. Found at start, never later.
+    /// A setting is missing, out of range or contradicts another. Found at start, or when a topic is
+    /// first used and turns out to be laid out otherwise.
     Config,
     /// The arguments of one call were refused before anything was sent.
     Argument,
@@ -175,7 +176,7 @@ impl Error {
         self.0.server.as_ref().map(|(_, code)| &**code)
     }
 
-    /// The Redis key the operation was about.
+    /// The Redis key the operation was about, or the topic where no partition had been chosen yet.
     pub fn key(&self) -> Option<&str> {
         self.0.key.as_deref()
     }

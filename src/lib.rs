@@ -126,8 +126,8 @@
 //! # Settings
 //!
 //! [`Settings`] come from a JSON file, the environment (`Streams__Consumers__0__BatchSize=500`) and code;
-//! code goes before the environment, and the environment before the file. Everything that is wrong is
-//! refused at start, all at once, by name and with the fix.
+//! code overrides the environment, which overrides the file. Everything that is wrong is refused at
+//! start, all at once, by name and with the fix.
 //!
 //! # Features
 //!
@@ -170,7 +170,7 @@ mod sync;
 pub mod testing;
 mod wire;
 
-pub use batch::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Scratch, Text};
+pub use batch::{Batch, Fields, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
 pub use handler::{

@@ -29,6 +29,11 @@ impl Quiet {
         Some(std::mem::take(&mut self.held_back))
     }
 
+    /// How many lines were held back since the last one written.
+    pub(crate) fn held_back(&self) -> u64 {
+        self.held_back
+    }
+
     /// Forgets the past: the trouble is over and the next line is news again.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();

@@ -121,8 +121,14 @@ impl Streams {
     ///
     /// Every setting that is wrong, all at once; or a server that cannot be reached or refuses the login.
     pub fn open(mut settings: Settings) -> Result<Self> {
-        let warnings = settings.check()?;
-        let target = Arc::new(target_of(&settings)?);
+        let (warnings, target) = match (settings.check(), target_of(&settings)) {
+            (Ok(warnings), Ok(target)) => (warnings, Arc::new(target)),
+            (Err(e), Ok(_)) | (Ok(_), Err(e)) => return Err(e),
+            (Err(e), Err(address)) => {
+                let both = format!("{}\n{}", e.message(), address.message());
+                return Err(e.saying(both));
+            }
+        };
         settings.heed_connect_timeout(target.connect_timeout());
         let lookup = |name: &str| env::var(name).ok();
         let inner = Inner {
@@ -241,17 +247,18 @@ impl Streams {
     }
 
     /// Blocks until [`stop`](Self::stop) is called on a clone, or until a consumer ends by
-    /// `OnError: Fail`.
+    /// `OnError: Fail`; for ever otherwise, even if every partition was stopped by its policy.
     ///
     /// # Errors
     ///
-    /// The error that a consumer failed with; by then every consumer has been stopped.
+    /// The error that a consumer failed with, for everyone who waits; by then every consumer has been
+    /// stopped.
     pub fn wait(&self) -> Result<()> {
         let mut end = self.inner.end.lock();
         while !end.stopped {
             self.inner.ended.wait(&mut end);
         }
-        let error = end.error.take();
+        let error = end.error.as_ref().map(Error::again);
         drop(end);
         self.running().iter().for_each(|c| drop(c.stop()));
         error.map_or(Ok(()), Err)
@@ -284,12 +291,18 @@ impl Streams {
         Connection::dial(&self.inner.target, &name, None, self.connect_timeout())
     }
 
-    /// Runs commands on a connection of their own.
+    /// Runs commands on a connection of their own, all of them within `by`.
     pub(crate) fn on_control<T>(
         &self,
-        f: impl FnOnce(&mut Connection, Duration) -> Result<T>,
+        by: Deadline,
+        f: impl FnOnce(&mut Connection, Deadline) -> Result<T>,
     ) -> Result<T> {
-        f(&mut self.dial("streams-admin")?, self.connect_timeout())
+        let name = client_name(&["streams-admin", &self.inner.pod]);
+        let timeout = by.left().min(self.connect_timeout());
+        f(
+            &mut Connection::dial(&self.inner.target, &name, None, timeout)?,
+            by,
+        )
     }
 
     /// Everything about a consumer's start that asks the server, repeated while the server answers that
@@ -432,8 +445,8 @@ impl NameGuard {
             return Ok(Self(name));
         }
         let what = format!(
-            "consumer {consumer:?} of topic {topic:?} runs in this process already: \
-             stop it first, or give each a distinct Consumer name"
+            "consumer {consumer:?} of topic {topic:?} runs in this process already, or was stopped and a \
+             handler of it has not returned: stop it first, or give each a distinct Consumer name"
         );
         Err(Error::new(ErrorKind::Config, "start", what))
     }
@@ -469,7 +482,11 @@ fn target_of(settings: &Settings) -> Result<Target> {
 fn checked(all: &Settings, entry: &ConsumerSettings) -> Result<ConsumerSettings> {
     let mut one = all.clone();
     one.consumers = vec![entry.clone()];
-    one.check()?;
+    one.check().map_err(|e| {
+        let name = format!("consumer {}/{}", entry.topic, all.name_of(entry));
+        let message = e.message().replace("Streams:Consumers[0]", &name);
+        e.saying(message)
+    })?;
     Ok(entry.clone())
 }
 

@@ -10,4 +10,4 @@ pub(crate) use arena::{Arena, ArenaPool};
 pub(crate) use index::{Filter, Index, Progress, Record};
 pub use scratch::Scratch;
 pub(crate) use view::Context;
-pub use view::{Batch, Fields, Message, OwnedBatch, OwnedMessage, Text};
+pub use view::{Batch, Fields, Message, Messages, OwnedBatch, OwnedMessage, Text};

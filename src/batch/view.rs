@@ -120,15 +120,12 @@ impl<'a> Batch<'a> {
     }
 
     /// The messages, in stream order.
-    pub fn messages(
-        &self,
-    ) -> impl ExactSizeIterator<Item = Message<'a>> + DoubleEndedIterator + use<'a> {
-        let (arena, context) = (self.arena, self.context);
-        self.records.iter().map(move |record| Message {
-            arena,
-            record,
-            context,
-        })
+    pub fn messages(&self) -> Messages<'a> {
+        Messages {
+            arena: self.arena,
+            records: self.records.iter(),
+            context: self.context,
+        }
     }
 
     /// The message at `index`, counted from 0.
@@ -206,6 +203,16 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// As [`Batch::messages`].
+impl<'a> IntoIterator for &Batch<'a> {
+    type Item = Message<'a>;
+    type IntoIter = Messages<'a>;
+
+    fn into_iter(self) -> Messages<'a> {
+        self.messages()
+    }
+}
+
 impl fmt::Debug for Batch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
@@ -215,6 +222,40 @@ impl fmt::Debug for Batch<'_> {
             .finish_non_exhaustive()
     }
 }
+
+/// The messages of a [`Batch`], in stream order.
+#[derive(Clone, Debug)]
+pub struct Messages<'a> {
+    arena: &'a [u8],
+    records: std::slice::Iter<'a, Record>,
+    context: &'a Context,
+}
+
+impl<'a> Messages<'a> {
+    fn view(&self, record: &'a Record) -> Message<'a> {
+        Message::new(self.arena, record, self.context)
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Message<'a>> {
+        self.records.next().map(|r| self.view(r))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.records.size_hint()
+    }
+}
+
+impl DoubleEndedIterator for Messages<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.records.next_back().map(|r| self.view(r))
+    }
+}
+
+impl ExactSizeIterator for Messages<'_> {}
 
 /// One message, lent to a handler for one call.
 ///

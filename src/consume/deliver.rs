@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
-    Persist,
+    OnError, Persist,
     backoff::BlockLadder,
     batch::Record,
     clock,
@@ -239,10 +239,11 @@ impl Lane {
             }
             Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(
                 "{} after {}: {}",
-                if failure.action() == Some(Action::Stop) {
-                    "the handler asked to stop"
-                } else {
+                // whatever the policy, nothing else stops a partition under it
+                if self.plan.on_error == OnError::StopPartition && failure.action().is_none() {
                     "OnError StopPartition"
+                } else {
+                    "the handler or the classify hook asked to stop"
                 },
                 failure.type_name(),
                 describe(&failure)
@@ -281,9 +282,14 @@ impl Lane {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"
             }
             Then::StopPartition => "the partition STOPS; the position is NOT advanced",
-            Then::Fail => "every consumer STOPS (OnError Fail); the position is NOT advanced",
+            Then::Fail => "the consumer STOPS (OnError Fail); the position is NOT advanced",
         };
-        let held_back = self.quiet_failures.permit();
+        // Each has a window of its own: a retry must not hide that a message was dropped.
+        let quiet = match step.then {
+            Then::GoOn => &mut self.quiet_skips,
+            _ => &mut self.quiet_failures,
+        };
+        let held_back = quiet.permit();
         let level = match (step.then, held_back) {
             (Then::GoOn | Then::Block | Then::Retry(_), None) => log::Level::Debug,
             (Then::Retry(_), Some(_)) => log::Level::Warn,

@@ -75,6 +75,7 @@ pub(crate) struct Lane {
     pub(super) context: Context,
     pub(super) monitor: Arc<Monitor>,
     pub(super) quiet_failures: Quiet,
+    pub(super) quiet_skips: Quiet,
     pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
     pub(super) base: Option<u64>,
@@ -168,6 +169,7 @@ impl Lane {
             },
             monitor: Arc::clone(&seat.monitor),
             quiet_failures: Quiet::default(),
+            quiet_skips: Quiet::default(),
             writer,
             base: start.ordinal,
             ask_ordinal: true,
@@ -188,7 +190,17 @@ impl Lane {
         }
     }
 
+    /// Reads and hands over until there is a reason to end.
     fn turns(mut self) -> LaneEnd {
+        let end = self.until_it_ends();
+        let untold = self.quiet_skips.held_back();
+        if untold > 0 {
+            log::warn!("{self}: {untold} more failed calls were stepped over since the last line");
+        }
+        end
+    }
+
+    fn until_it_ends(&mut self) -> LaneEnd {
         loop {
             if let Flow::End(end) = self.heed_signals() {
                 return end;

@@ -101,7 +101,8 @@ impl ConsumerBuilder {
         self.handled_by(Arc::new(move |p| Handler::Batches(Box::new(make(p)))))
     }
 
-    /// Handles messages one by one. `make` is as for [`batches`](Self::batches).
+    /// Handles messages one by one. `make` is as for [`batches`](Self::batches). A closure has to name the
+    /// type of its argument: `.messages(|_partition| |m: &Message<'_>| Ok(()))`.
     pub fn messages<F, M>(self, make: F) -> ConsumerBuilder<HasHandler>
     where
         F: Fn(u32) -> M + Send + Sync + 'static,
@@ -169,57 +170,57 @@ impl<H> ConsumerBuilder<H> {
         self
     }
 
-    /// The most messages in one batch.
+    /// The most messages in one batch (default 100).
     pub fn batch_size(self, messages: u32) -> Self {
         self.with(move |s| s.batch_size(messages))
     }
 
-    /// How many bytes one read aims at.
+    /// How many bytes one read aims at (default 256 KiB).
     pub fn batch_bytes(self, bytes: u32) -> Self {
         self.with(move |s| s.batch_bytes(bytes))
     }
 
-    /// How long one read waits in the server.
+    /// How long one read waits in the server (default 1 s). Stopping never waits for it.
     pub fn block(self, at_most: Duration) -> Self {
         self.with(move |s| s.block(at_most))
     }
 
-    /// How much later than `block` an answer may come before the connection is given up.
+    /// How much later than `block` an answer may come before the connection is given up (default 3 s).
     pub fn read_slack(self, slack: Duration) -> Self {
         self.with(move |s| s.read_slack(slack))
     }
 
-    /// Whether reads wait in the server or poll.
+    /// Whether reads wait in the server or poll (default [`ReadMode::Block`]).
     pub fn read_mode(self, mode: ReadMode) -> Self {
         self.with(move |s| s.read_mode(mode))
     }
 
-    /// The longest pause between polls.
+    /// The longest pause between polls, under [`ReadMode::Poll`] (default 50 ms).
     pub fn max_idle_delay(self, delay: Duration) -> Self {
         self.with(move |s| s.max_idle_delay(delay))
     }
 
-    /// How long to look for an answer without sleeping.
+    /// How long to look for an answer without sleeping (default 0: sleep at once).
     pub fn spin(self, spin: Duration) -> Self {
         self.with(move |s| s.spin(spin))
     }
 
-    /// When positions are stored.
+    /// When positions are stored (default [`Persist::AsyncBatch`]).
     pub fn persist(self, persist: Persist) -> Self {
         self.with(move |s| s.persist(persist))
     }
 
-    /// How long after a message is finished its position is stored.
+    /// How long after a message is finished its position is stored, under `AsyncBatch` (default 1 s).
     pub fn persist_interval(self, interval: Duration) -> Self {
         self.with(move |s| s.persist_interval(interval))
     }
 
-    /// What an ordinary failure of the handler does.
+    /// What an ordinary failure of the handler does (default [`OnError::BestEffort`]).
     pub fn on_error(self, policy: OnError) -> Self {
         self.with(move |s| s.on_error(policy))
     }
 
-    /// Where to begin.
+    /// Where to begin (default [`StartFrom::Stored`]).
     pub fn start_from(self, from: StartFrom) -> Self {
         self.with(move |s| s.start_from(from))
     }
@@ -229,23 +230,23 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.start_from(StartFrom::Date).start_from_date(moment))
     }
 
-    /// Where to begin when nothing is stored.
+    /// Where to begin when nothing is stored (default [`StartFrom::Beginning`]).
     pub fn start_from_when_missing(self, from: StartFrom) -> Self {
         self.with(move |s| s.start_from_when_missing(from))
     }
 
-    /// The message types to handle; all others are passed over.
+    /// The message types to handle; all others are passed over (default: all are handled).
     pub fn filter(self, types: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let types: Vec<String> = types.into_iter().map(Into::into).collect();
         self.with(move |s| s.filter(types))
     }
 
-    /// Whether the next batch is read while one is handled.
+    /// Whether the next batch is read while one is handled (default true).
     pub fn read_ahead(self, on: bool) -> Self {
         self.with(move |s| s.backpressure_enabled(on))
     }
 
-    /// How long stopping waits for handlers.
+    /// How long stopping waits for handlers (default 10 s).
     pub fn shutdown_timeout(self, timeout: Duration) -> Self {
         self.with(move |s| s.shutdown_timeout(timeout))
     }

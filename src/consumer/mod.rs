@@ -13,7 +13,7 @@ use std::{
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams, clock,
     consume::{PAUSE, last_entry},
-    net::{Interrupt, STOP},
+    net::{Deadline, Interrupt, STOP},
 };
 
 pub use builder::{ConsumerBuilder, HasHandler, NoHandler};
@@ -65,7 +65,8 @@ impl Consumer {
         self.running.stop()
     }
 
-    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s.
+    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s. Blocks for up to
+    /// `timeout`, and while it stops for up to the shutdown timeout.
     ///
     /// # Errors
     ///
@@ -74,7 +75,12 @@ impl Consumer {
     /// server how far there is to go.
     pub fn drain(&self, timeout: Duration) -> Result<Stopped> {
         let until = clock::now() + timeout;
-        let outcome = self.await_tail(until);
+        let outcome = self.await_tail(until).map_err(|e| {
+            e.during(format!(
+                "drain {}/{}",
+                self.running.topic, self.running.name
+            ))
+        });
         let stopped = self.stop();
         outcome.map(|()| stopped)
     }
@@ -119,9 +125,10 @@ impl Consumer {
 
     /// Waits until every partition is where its stream ends now.
     fn await_tail(&self, until: Instant) -> Result<()> {
-        let tails = self.streams.on_control(|connection, timeout| {
+        let by = Deadline::after(until.saturating_duration_since(clock::now()));
+        let tails = self.streams.on_control(by, |connection, by| {
             let keys = self.running.stream_keys.iter();
-            keys.map(|key| last_entry(connection, key, timeout))
+            keys.map(|key| last_entry(connection, key, by.left()))
                 .collect::<Result<Vec<_>>>()
         })?;
         let empty_reads = |p: usize| {
@@ -147,7 +154,7 @@ impl Consumer {
             };
             let status = self.running.statuses().nth(*p);
             let told = status
-                .map(|s| format!("{s} is {:?} {}", s.state, s.reason))
+                .map(|s| format!("{s} is {:?}: {}", s.state, s.reason))
                 .unwrap_or_default();
             if hopeless.is_some() {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));

@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -17,6 +17,7 @@ use super::{FailHook, Stopped};
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, Streams, clock,
     consume::{Flusher, Lane, LaneEnd, PAUSE, Plan, Seat},
+    monitor::Monitor,
     net::{Interrupt, STOP},
     position::Table,
     streams::NameGuard,
@@ -141,7 +142,7 @@ impl Running {
                 LaneEnd::ByPolicy(why) => {
                     seat.monitor.enter(LaneState::Stopped, &why);
                     log::warn!(
-                        "{}[{}]/{}: the partition has stopped while the others go on: {why}",
+                        "{}[{}]/{}: the partition has stopped: {why}",
                         running.topic,
                         seat.partition,
                         running.name
@@ -215,6 +216,22 @@ impl Running {
         if lanes_ended {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
             let threads = std::mem::take(&mut *self.threads.lock());
+            if !threads.is_empty() {
+                let total = |of: fn(&Monitor) -> &AtomicU64| -> u64 {
+                    let each = self
+                        .seats
+                        .iter()
+                        .map(|s| of(&s.monitor).load(Ordering::Relaxed));
+                    each.sum()
+                };
+                log::info!(
+                    "{}/{}: stopped; handled {}, stepped over {}",
+                    self.topic,
+                    self.name,
+                    total(|m| &m.handled),
+                    total(|m| &m.skipped)
+                );
+            }
             for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
             }

@@ -89,10 +89,16 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.source)?;
+        let mut told = self.source.to_string();
+        f.write_str(&told)?;
         let mut cause = self.source.source();
         while let Some(e) = cause {
-            write!(f, ": {e}")?;
+            let text = e.to_string();
+            // Some errors tell their cause themselves.
+            if !told.ends_with(&text) {
+                write!(f, ": {text}")?;
+            }
+            told = text;
             cause = e.source();
         }
         Ok(())

@@ -4,7 +4,6 @@
 
 use std::{
     collections::HashMap,
-    fmt::Write as _,
     sync::{
         Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -141,18 +140,15 @@ struct State {
 }
 
 impl Gate {
-    /// The gate of the target's endpoint and user; users are told apart because one who is refused
+    /// The gate of the target's endpoint and login; logins are told apart because one that is refused
     /// must not hold back another.
     ///
     /// Gates outlive the connections and targets that use them, for what they know matters most
     /// when there are none. One that nobody holds is forgotten a minute after its last dial.
     pub(crate) fn of(target: &Target) -> Arc<Self> {
-        static GATES: LazyLock<Mutex<HashMap<String, Arc<Gate>>>> = LazyLock::new(Mutex::default);
-        let mut name = String::new();
-        if let Some(user) = target.username() {
-            let _ = write!(name, "{user}@");
-        }
-        name.push_str(target.endpoint());
+        static GATES: LazyLock<Mutex<HashMap<(String, u64), Arc<Gate>>>> =
+            LazyLock::new(Mutex::default);
+        let name = (target.endpoint().to_owned(), target.login_hash());
         let mut gates = GATES.lock();
         if let Some(gate) = gates.get(&name) {
             return Arc::clone(gate);
@@ -200,7 +196,7 @@ impl Gate {
         };
         let seconds = now.saturating_duration_since(down.since).as_secs_f64();
         Some(format!(
-            "{} cannot be reached for {seconds:.1} s: {}",
+            "{} has been out of reach for {seconds:.1} s: {}",
             self.name, down.last
         ))
     }
@@ -275,7 +271,7 @@ impl Gate {
         let waited = clock::ceil_ms(now - begun);
         let message = match &pace.down {
             Some(down) => format!(
-                "the server has been down for {:.1} s, since {}; waited {waited} ms; \
+                "the server has been down for {:.1} s, since {}; \
                  failed dials: {}, the last: {}",
                 now.saturating_duration_since(down.since).as_secs_f64(),
                 clock::RoundTrip(down.since_wall),
@@ -369,7 +365,7 @@ impl Pass<'_> {
         };
         match line {
             None => log::debug!("{why}"),
-            Some(0) => log::error!("{why}; trying again about once a second"),
+            Some(0) => log::error!("{why}; further attempts are a second or more apart"),
             Some(more) => log::error!("{why}; {more} more failures since the last such line"),
         }
     }

@@ -3,8 +3,10 @@
 
 use std::{
     fmt,
+    hash::{BuildHasher, RandomState},
     net::Ipv6Addr,
     path::{Path, PathBuf},
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -13,6 +15,28 @@ use crate::error::{Error, Result};
 const DEFAULT_PORT: u16 = 6379;
 /// The longest path a Unix socket address has room for.
 const MAX_PATH: usize = 107;
+/// Options of shared connection strings that say nothing about where to connect or as whom.
+const NO_MEANING_HERE: [&str; 19] = [
+    "allowadmin",
+    "asynctimeout",
+    "channelprefix",
+    "checkcertificaterevocation",
+    "configchannel",
+    "configcheckseconds",
+    "connectretry",
+    "highintegrity",
+    "keepalive",
+    "name",
+    "protocol",
+    "proxy",
+    "resolvedns",
+    "servicename",
+    "setlib",
+    "synctimeout",
+    "tiebreaker",
+    "version",
+    "tunnel",
+];
 const ENCODING: &str = "in a URL these characters of a user name or password are written as percent \
     codes: % as %25, @ as %40, : as %3A, / as %2F, ? as %3F, # as %23";
 
@@ -97,7 +121,7 @@ impl Target {
             _ => {
                 return Err(refused(
                     "scheme",
-                    "must be redis, unix or redis+unix (rediss needs TLS)",
+                    "must be redis, unix or redis+unix (rediss is TLS, which this version does not have)",
                 ));
             }
         };
@@ -222,8 +246,12 @@ impl Target {
             "connecttimeout" => {
                 self.connect_timeout = Some(millis("option connectTimeout", value)?);
             }
-            // what stands before a `=` can be the end of a password that holds a comma
-            _ => log::debug!("a connection string has an option that means nothing here"),
+            known if NO_MEANING_HERE.contains(&known) => {}
+            // Its name is not told: it can be the end of a password that holds a comma.
+            _ => log::warn!(
+                "the connection string has an option that is not known and has no effect; known are \
+                 password, user, defaultDatabase, connectTimeout, abortConnect and ssl"
+            ),
         }
         Ok(())
     }
@@ -243,6 +271,12 @@ impl Target {
 
     pub(crate) fn username(&self) -> Option<&str> {
         self.username.as_deref()
+    }
+
+    /// Tells logins apart without keeping them.
+    pub(crate) fn login_hash(&self) -> u64 {
+        static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        KEYED.hash_one(self.credentials())
     }
 
     /// User name and password, when there is anything to log in with.
@@ -298,7 +332,8 @@ fn refused(part: &str, why: &str) -> Error {
 
 fn no_tls(what: &str) -> Error {
     Error::config(format!(
-        "the server address: {what} asks for TLS, which is not built in: it takes the cargo feature `tls`"
+        "the server address: {what} asks for TLS, which this version does not have: \
+         use a plain connection, or a tunnel such as stunnel"
     ))
 }
 
@@ -510,8 +545,8 @@ mod tests {
             ("redis://", "host is missing"),
             ("redis://:s3cret@:6379", "host is missing"),
             ("s3cret://h", "scheme must be"),
-            ("rediss://:s3cret@h", "feature `tls`"),
-            ("h,password=s3cret,ssl=true", "feature `tls`"),
+            ("rediss://:s3cret@h", "this version does not have"),
+            ("h,password=s3cret,ssl=true", "this version does not have"),
             ("redis://:s3cret#x@h", "password is not encoded"),
             ("redis://:s3cret?x@h", "password is not encoded"),
             ("redis://:s3cret/x@h", "password is not encoded"),

@@ -64,8 +64,8 @@ pub enum Status {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Rule {
-    /// The server cannot be reached, or left a call without an answer and has not been reached since.
-    /// Unhealthy.
+    /// The server cannot be reached, or left a call without an answer within the last 15 s and was not
+    /// dialled successfully since. Unhealthy.
     ConnectionDown,
     /// The server refuses to let a partition be read. Unhealthy.
     Refused,
@@ -73,7 +73,7 @@ pub enum Rule {
     BlockedTooLong,
     /// Every partition was stopped by the error policy. Unhealthy.
     AllPartitionsStopped,
-    /// No partition has read anything yet. Degraded.
+    /// No partition has read anything yet, as for a moment after start. Degraded.
     NotReadingYet,
     /// A partition is blocked. Degraded.
     Blocked,
@@ -93,6 +93,15 @@ pub struct Health {
     pub rule: Rule,
     /// What is the matter, for people: names partitions, durations and reasons. Empty when healthy.
     pub description: String,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.description.as_str() {
+            "" => write!(f, "{:?}", self.status),
+            why => write!(f, "{:?} ({:?}): {why}", self.status, self.rule),
+        }
+    }
 }
 
 /// Judges a process by its partitions, and by what is known of its server: `down` says why it cannot be
@@ -291,6 +300,12 @@ mod tests {
     #[test]
     fn the_description_names_the_partition_the_time_and_the_reason() {
         let h = evaluate(&[partition(LaneState::Blocked, 301)], None);
+        let shown = evaluate(&[], None).to_string();
+        assert_eq!(shown, "Healthy");
+        assert!(
+            h.to_string()
+                .starts_with("Unhealthy (BlockedTooLong): orders[3]/billing")
+        );
         assert_eq!(
             h.description,
             "orders[3]/billing has been blocked for 301.0 s: why; UnhealthyBlockSeconds is 300"

@@ -57,7 +57,8 @@ pub(crate) fn ensure(
     if let Decision::Grow { from, to } = decision {
         log::warn!(
             "topic {name}: partition count increased from {from} to {to}; the ordering of keys \
-             that move to another partition is not kept across the change"
+             that move to another partition is not kept across the change, and consumers that run already \
+             read only the old partitions until they are restarted"
         );
         let mut cmd = redis::cmd("HSET");
         cmd.arg(&meta).arg(field::PARTITIONS).arg(partitions);

@@ -225,7 +225,9 @@ impl Link {
         let known = self.topic.as_ref().map(|t| t.partitions);
         match known.or(self.plan.settings.partitions) {
             Some(partitions) if p >= partitions => {
-                let why = format!("partition {p} is out of range: the topic has {partitions}");
+                let why = format!(
+                    "partition {p} is out of range: the topic has {partitions}, as far as is known here"
+                );
                 Err(self.about(Error::new(ErrorKind::Argument, "publish", why), None))
             }
             _ => Ok(()),

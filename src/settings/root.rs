@@ -31,7 +31,7 @@ section! {
     ///
     #[doc = include_str!("keys.md")]
     pub struct Settings in Root {
-        /// The server: a URL (`redis://host:6379/0`) or `host:port,password=...,ssl=true`. There is
+        /// The server: a URL (`redis://host:6379/0`) or `host:port,password=...,connectTimeout=1500`. There is
         /// no default. May also be called `Url`.
         connection_string: Option<ConnectionString> = None, "ConnectionString" | "Url", Opt(Server),
             set(text: impl Into<ConnectionString>) Some(text.into());

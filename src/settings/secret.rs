@@ -35,7 +35,7 @@ impl fmt::Debug for Secret {
 }
 
 /// Where the server is: a URL (`redis://user:password@host:6379/0`) or
-/// `host:port,password=...,ssl=true`. Printing it leaves out every password in it.
+/// `host:port,password=...,connectTimeout=1500`. Printing it leaves out every password in it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ConnectionString(String);
 

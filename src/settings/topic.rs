@@ -6,7 +6,8 @@ section! {
     /// How one topic is laid out and trimmed. An entry of `Topics`, under the topic's name.
     pub struct TopicSettings in Topics {
         /// How many partitions the topic has. Unset: the count recorded on the server, or 2 for a
-        /// topic that does not exist yet.
+        /// topic that does not exist yet. More than recorded enlarges the topic, fewer is refused;
+        /// consumers and publishers that run already go on with the old count until they are restarted.
         partitions: Option<u32> = None, "Partitions", Opt(Whole("partitions", 1, 65_536)),
             set(n: u32) Some(n);
         /// How many messages a partition keeps. Publishing trims what is above, read or not: choose
