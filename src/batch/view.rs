@@ -128,6 +128,11 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// As [`messages`](Self::messages).
+    pub fn iter(&self) -> Messages<'a> {
+        self.messages()
+    }
+
     /// The message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<Message<'a>> {
         let record = self.records.get(index)?;

@@ -121,6 +121,9 @@ impl Pace {
     }
 }
 
+/// By endpoint and login.
+type Gates = HashMap<(String, u64), Arc<Gate>>;
+
 /// The gate of one endpoint, shared by the whole process.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -146,8 +149,7 @@ impl Gate {
     /// Gates outlive the connections and targets that use them, for what they know matters most
     /// when there are none. One that nobody holds is forgotten a minute after its last dial.
     pub(crate) fn of(target: &Target) -> Arc<Self> {
-        static GATES: LazyLock<Mutex<HashMap<(String, u64), Arc<Gate>>>> =
-            LazyLock::new(Mutex::default);
+        static GATES: LazyLock<Mutex<Gates>> = LazyLock::new(Mutex::default);
         let name = (target.endpoint().to_owned(), target.login_hash());
         let mut gates = GATES.lock();
         if let Some(gate) = gates.get(&name) {
