@@ -230,11 +230,7 @@ impl Lane {
     }
 
     fn read(&mut self) -> Result<Brought> {
-        if !self.reader.is_connected() {
-            self.reader.connect()?;
-            count(&self.monitor.connects, 1);
-            self.connected_ms = clock::coarse_ms();
-        }
+        self.connect()?;
         if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
             // alone, so that a refusal leaves no answer outstanding and the connection can stay
             self.try_save(position)?;
@@ -255,6 +251,15 @@ impl Lane {
             self.unsaved = None; // whatever became of the read
         }
         brought
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        if !self.reader.is_connected() {
+            self.reader.connect()?;
+            count(&self.monitor.connects, 1);
+            self.connected_ms = clock::coarse_ms();
+        }
+        Ok(())
     }
 
     /// Ends the lane if it is to stop; holds it while it is paused.
@@ -302,9 +307,7 @@ impl Lane {
     }
 
     fn try_save(&mut self, position: Snapshot) -> Result<()> {
-        if !self.reader.is_connected() {
-            self.reader.connect()?;
-        }
+        self.connect()?;
         self.commands.clear();
         let n = self
             .store

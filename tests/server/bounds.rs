@@ -1,0 +1,77 @@
+//! What has to end, or to get on, however others behave.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::unwrap_used
+)]
+
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use streamlane::{
+    testing::{Answer, Fault, Relay, Reply, Stub, Way},
+    *,
+};
+
+use crate::{lifecycle::ended, support::*};
+
+/// A server of one topic with one partition, which holds two messages and whose other answers are
+/// those of a real one, unless `other` has one.
+fn two_messages(
+    topic: &str,
+    mut other: impl FnMut(&[Vec<u8>]) -> Option<Answer> + Send + 'static,
+) -> Stub {
+    let stream = format!("re:s:{{{topic}}}:0");
+    let meta = format!("re:m:{{{topic}}}");
+    Stub::start(move |args, _| {
+        if let Some(answer) = other(args) {
+            return answer;
+        }
+        let entry = |id: &str| {
+            let fields = ["b", id, "t", "T", "k", "K"].map(Reply::bulk).to_vec();
+            Reply::Array(vec![Reply::bulk(id), Reply::Array(fields)])
+        };
+        Answer::Reply(match &args[0][..] {
+            b"HMGET" if args[1] == meta.as_bytes() => {
+                Reply::Array(vec![Reply::bulk("1"), Reply::bulk("1")])
+            }
+            b"HMGET" => Reply::Array(vec![Reply::Nil; args.len() - 2]),
+            b"EXISTS" | b"HSET" => Reply::Int(1),
+            b"XREAD" if args.last().unwrap() == b"0-0" => {
+                let entries = Reply::Array(vec![entry("1-0"), entry("2-0")]);
+                Reply::Array(vec![Reply::Array(vec![Reply::bulk(&stream), entries])])
+            }
+            _ => return Answer::Usual,
+        })
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_server_that_hangs_up_on_each_position_is_not_stormed() {
+    listen_to_the_log();
+    let mut reads = false;
+    let stub = two_messages("hangs-up", move |args| {
+        reads |= args[0] == b"XREAD";
+        (reads && args[0] == b"HSET").then_some(Answer::Close)
+    });
+    let streams = open(&stub.url(), "hangs-up", 1);
+    let seen = Seen::default();
+    let consumer = recording(
+        streams
+            .consumer("hangs-up")
+            .name("c")
+            .persist(Persist::SyncMessage),
+        &seen,
+    );
+    let consumer = consumer.start().unwrap();
+    seen.wait_for(1);
+    thread::sleep(Duration::from_secs(3));
+    let dials = stub.accepted();
+    assert!(dials < 20, "{dials} connections in 3 s");
+    assert_eq!(seen.len(), 1, "the second waits for the first's position");
+    drop(consumer);
+}
