@@ -147,7 +147,7 @@ impl Streams {
             inner: Arc::new(inner),
         };
         if streams.inner.target.wait_for_server() {
-            match streams.dial("streams") {
+            match streams.dial("streams", Duration::MAX) {
                 Ok(mut c) => advise(&mut c),
                 Err(e) if e.is_retryable() => {
                     log::warn!("{e}; going on without, as abortConnect=false says");
@@ -279,17 +279,20 @@ impl Streams {
         self.inner.settings.connect_timeout
     }
 
-    fn dial(&self, role: &str) -> Result<Connection> {
+    /// Connects within `timeout`, which `ConnectTimeoutMs` may shorten.
+    fn dial(&self, role: &str, timeout: Duration) -> Result<Connection> {
         let name = client_name(&[role, &self.inner.pod]);
-        Connection::dial(&self.inner.target, &name, None, self.connect_timeout())
+        let timeout = timeout.min(self.connect_timeout());
+        Connection::dial(&self.inner.target, &name, None, timeout)
     }
 
-    /// Runs commands on a connection of their own.
+    /// Runs commands on a connection of their own, within `by`, connecting included.
     pub(crate) fn on_control<T>(
         &self,
-        f: impl FnOnce(&mut Connection, Duration) -> Result<T>,
+        by: Deadline,
+        f: impl FnOnce(&mut Connection) -> Result<T>,
     ) -> Result<T> {
-        f(&mut self.dial("streams-admin")?, self.connect_timeout())
+        f(&mut self.dial("streams-admin", by.left())?)
     }
 
     /// Everything about a consumer's start that asks the server, repeated while the server answers that
@@ -369,7 +372,10 @@ impl Streams {
         let mut told = false;
         let pause = Interrupt::default();
         loop {
-            let e = match self.dial("streams-admin").and_then(|mut c| f(&mut c)) {
+            let e = match self
+                .dial("streams-admin", Duration::MAX)
+                .and_then(|mut c| f(&mut c))
+            {
                 Ok(done) => return Ok(done),
                 Err(e) => e,
             };

@@ -7,13 +7,13 @@ use std::{
     collections::BTreeSet,
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
-    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams, clock,
+    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams,
     consume::{PAUSE, last_entry},
-    net::{Interrupt, STOP},
+    net::{Deadline, Interrupt, STOP},
 };
 
 pub use builder::{ConsumerBuilder, HasHandler, NoHandler};
@@ -67,14 +67,15 @@ impl Consumer {
 
     /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s.
     ///
+    /// Blocks for up to `timeout`, asking the server included, and then for as long as the stop takes.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Timeout`] when it was not done in time, and [`ErrorKind::Stopped`] when a partition
     /// was stopped by its error policy; the consumer is stopped in either case. Any error of asking the
     /// server how far there is to go.
     pub fn drain(&self, timeout: Duration) -> Result<Stopped> {
-        let until = clock::now() + timeout;
-        let outcome = self.await_tail(until);
+        let outcome = self.await_tail(Deadline::after(timeout));
         let stopped = self.stop();
         outcome.map(|()| stopped)
     }
@@ -118,10 +119,10 @@ impl Consumer {
     }
 
     /// Waits until every partition is where its stream ends now.
-    fn await_tail(&self, until: Instant) -> Result<()> {
-        let tails = self.streams.on_control(|connection, timeout| {
+    fn await_tail(&self, by: Deadline) -> Result<()> {
+        let tails = self.streams.on_control(by, |connection| {
             let keys = self.running.stream_keys.iter();
-            keys.map(|key| last_entry(connection, key, timeout))
+            keys.map(|key| last_entry(connection, key, by.left()))
                 .collect::<Result<Vec<_>>>()
         })?;
         let empty_reads = |p: usize| {
@@ -152,7 +153,7 @@ impl Consumer {
             if hopeless.is_some() {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));
             }
-            if clock::now() >= until {
+            if by.left().is_zero() {
                 let what = format!(
                     "{} partitions did not reach their end in time: {told}",
                     left.len()

@@ -75,3 +75,18 @@ fn a_server_that_hangs_up_on_each_position_is_not_stormed() {
     assert_eq!(seen.len(), 1, "the second waits for the first's position");
     drop(consumer);
 }
+
+#[test]
+fn a_drain_ends_in_time_when_the_server_says_nothing() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let settings = settings(&relay.url(), "mute", 4).connect_timeout(PATIENCE);
+    let streams = Streams::open(settings).unwrap();
+    let consumer = recording(streams.consumer("mute").name("c"), &Seen::default());
+    let consumer = consumer.start().unwrap();
+    running(&consumer);
+    relay.fault(Way::Replies, Fault::BlackHole);
+    let start = Instant::now();
+    consumer.drain(Duration::from_millis(300)).unwrap_err();
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+}
