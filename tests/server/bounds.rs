@@ -90,3 +90,30 @@ fn a_drain_ends_in_time_when_the_server_says_nothing() {
     consumer.drain(Duration::from_millis(300)).unwrap_err();
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
 }
+
+/// However little of a reply arrives in the time it may take, what is there whole is progress.
+#[test]
+fn a_link_too_slow_for_a_whole_reply_still_brings_messages() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "slow", 1);
+    let seen = Seen::default();
+    let consumer = streams
+        .consumer("slow")
+        .name("c")
+        .read_slack(Duration::from_millis(300));
+    let consumer = recording(consumer, &seen).start().unwrap();
+    running(&consumer);
+    consumer.pause();
+    let body = "x".repeat(300);
+    publish_to(&open(&server.url(), "slow", 1), "slow", 0, &[&*body; 40]);
+    expect("it to hold still", || {
+        consumer.partitions()[0].state == LaneState::Paused
+    });
+    relay.fault(Way::Replies, Fault::Trickle(Duration::from_millis(1)));
+    consumer.resume();
+    seen.wait_for(10);
+    relay.heal();
+    seen.wait_for(40);
+    assert_eq!(seen.len(), 40);
+}
