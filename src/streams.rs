@@ -226,16 +226,11 @@ impl Streams {
         evaluate(&self.partitions(), down.as_deref())
     }
 
-    /// Stops every consumer, one after the other, and lets [`wait`](Self::wait) return.
+    /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return.
+    ///
+    /// Blocks for up to the longest of their shutdown timeouts.
     pub fn stop(&self) {
-        let running = self.running();
-        // All are told before any is waited for.
-        for consumer in &running {
-            consumer.signal_stop();
-        }
-        for consumer in &running {
-            consumer.stop();
-        }
+        self.stop_all();
         self.inner.end.lock().stopped = true;
         self.inner.ended.notify_all();
     }
@@ -245,7 +240,7 @@ impl Streams {
     ///
     /// # Errors
     ///
-    /// The error that a consumer failed with; by then every consumer has been stopped.
+    /// The error that a consumer failed with, told once; by then every consumer has been stopped.
     pub fn wait(&self) -> Result<()> {
         let mut end = self.inner.end.lock();
         while !end.stopped {
@@ -253,8 +248,20 @@ impl Streams {
         }
         let error = end.error.take();
         drop(end);
-        self.running().iter().for_each(|c| drop(c.stop()));
+        self.stop_all();
         error.map_or(Ok(()), Err)
+    }
+
+    fn stop_all(&self) {
+        let running = self.running();
+        // All are told before any is waited for.
+        for consumer in &running {
+            consumer.signal_stop();
+        }
+        let told = clock::now();
+        for consumer in &running {
+            consumer.stopped_since(told);
+        }
     }
 
     fn running(&self) -> Vec<Arc<Running>> {

@@ -117,3 +117,32 @@ fn a_link_too_slow_for_a_whole_reply_still_brings_messages() {
     seen.wait_for(40);
     assert_eq!(seen.len(), 40);
 }
+
+#[test]
+fn stopping_many_takes_as_long_as_stopping_one() {
+    let server = server();
+    let streams = open(&server.url(), "many", 1);
+    publish_to(&streams, "many", 0, &["x"]);
+    let (entered, (hold, held)) = (Seen::default(), mpsc::channel::<()>());
+    let held = Arc::new(Mutex::new(held));
+    let consumers: Vec<_> = (0..6)
+        .map(|n| {
+            let (entered, held) = (entered.clone(), held.clone());
+            let consumer = streams.consumer("many").name(format!("c{n}"));
+            let consumer = consumer.shutdown_timeout(Duration::from_secs(1));
+            let consumer = consumer.shared(move |_| {
+                entered.push(n);
+                let _ = held.lock().unwrap().recv();
+                Ok(())
+            });
+            consumer.start().unwrap()
+        })
+        .collect();
+    entered.wait_for(6);
+    let start = Instant::now();
+    streams.stop();
+    let took = start.elapsed();
+    drop(hold);
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    consumers.iter().for_each(ended);
+}
