@@ -118,10 +118,15 @@ impl Lane {
         loop {
             let table = writer.again();
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                Self::new(Arc::clone(plan), seat, writer).turns()
+                let mut lane = Self::new(Arc::clone(plan), seat, writer);
+                (lane.turns(), lane)
             }));
             let panic = match attempt {
-                Ok(end) => return end,
+                Ok((end, lane)) => {
+                    // Its handler's drop is user code too, and whatever it does, this was the end.
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(lane)));
+                    return end;
+                }
                 Err(panic) => panic,
             };
             let what = format!("the lane panicked: {}", panic_text(&*panic));
@@ -188,7 +193,7 @@ impl Lane {
         }
     }
 
-    fn turns(mut self) -> LaneEnd {
+    fn turns(&mut self) -> LaneEnd {
         loop {
             if let Flow::End(end) = self.heed_signals() {
                 return end;

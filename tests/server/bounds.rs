@@ -146,3 +146,34 @@ fn stopping_many_takes_as_long_as_stopping_one() {
     assert!(took < Duration::from_secs(4), "{took:?}");
     consumers.iter().for_each(ended);
 }
+
+/// Panics when it is dropped, unless that would be the end of the process.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(thread::panicking(), "dropped");
+    }
+}
+
+#[test]
+fn a_handler_that_panics_when_dropped_does_not_undo_the_end_of_its_lane() {
+    let server = server();
+    let streams = open(&server.url(), "bomb", 1);
+    publish_to(&streams, "bomb", 0, &["x"]);
+    let seen = Seen::default();
+    let (enter, consumer) = (seen.clone(), streams.consumer("bomb").name("c"));
+    let consumer = consumer.on_error(OnError::Fail).messages(move |_| {
+        let (enter, bomb) = (enter.clone(), Bomb);
+        move |m: &Message<'_>| -> HandlerResult {
+            let _ = &bomb;
+            enter.push(m.id());
+            Err("no".into())
+        }
+    });
+    let consumer = consumer.start().unwrap();
+    seen.wait_for(1);
+    ended(&consumer);
+    assert_eq!(streams.wait().unwrap_err().kind(), ErrorKind::Handler);
+    assert_eq!(seen.len(), 1);
+}
