@@ -265,13 +265,14 @@ impl Streams {
     }
 
     fn running(&self) -> Vec<Arc<Running>> {
-        let mut consumers = self.inner.consumers.lock();
-        consumers.retain(|c| c.strong_count() > 0);
+        let consumers = self.inner.consumers.lock();
         consumers.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn register(&self, consumer: &Arc<Running>) {
-        self.inner.consumers.lock().push(Arc::downgrade(consumer));
+        let mut consumers = self.inner.consumers.lock();
+        consumers.retain(|c| c.strong_count() > 0);
+        consumers.push(Arc::downgrade(consumer));
     }
 
     pub(crate) fn instance(&self) -> InstanceId {
