@@ -177,3 +177,25 @@ fn a_handler_that_panics_when_dropped_does_not_undo_the_end_of_its_lane() {
     assert_eq!(streams.wait().unwrap_err().kind(), ErrorKind::Handler);
     assert_eq!(seen.len(), 1);
 }
+
+#[test]
+fn positions_that_cannot_be_read_are_not_taken_for_none() {
+    for odd in [
+        Reply::Status("OK".into()),
+        Reply::Nil,
+        Reply::Array(vec![Reply::Int(7)]),
+    ] {
+        let answer = odd.clone();
+        let stub = two_messages("odd", move |args| {
+            (args[0] == b"HMGET" && args[1].starts_with(b"re:p:"))
+                .then(|| Answer::Reply(answer.clone()))
+        });
+        let streams = open(&stub.url(), "odd", 1);
+        let seen = Seen::default();
+        let started = recording(streams.consumer("odd").name("c"), &seen).start();
+        let e = started.map(drop).expect_err("it is refused");
+        assert_eq!(e.kind(), ErrorKind::Protocol, "{odd:?}: {e}");
+        assert!(e.to_string().contains("re:p:{odd}:c"), "{e}");
+        assert_eq!((stub.count("HSET"), seen.len()), (0, 0));
+    }
+}
