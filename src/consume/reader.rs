@@ -267,7 +267,7 @@ impl Reader {
                         self.sizing.halve();
                         return Ok(self.cut_short("comes too slowly"));
                     }
-                    self.fill(&mut began)?;
+                    self.fill(at, &mut began)?;
                 }
             }
         }
@@ -298,13 +298,13 @@ impl Reader {
         self.arena.received()
     }
 
-    /// One receive; the first of a reply may wait as long as the read does, the others only for what is
-    /// on its way.
-    fn fill(&mut self, began: &mut Option<Instant>) -> Result<()> {
+    /// One receive for the reply whose place is `at`. Its first may wait as long as the read does, the
+    /// others only for what is on its way.
+    fn fill(&mut self, at: usize, began: &mut Option<Instant>) -> Result<()> {
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        let partial = !self.arena.received().is_empty();
+        let partial = self.arena.received().len() > at;
         if partial {
             began.get_or_insert_with(clock::now);
             if self.plan.is_late(*began) {
@@ -416,7 +416,7 @@ impl Reader {
                     }
                     Ok(_) => return Err(self.not_a_reply("an aggregate where a number belongs")),
                     Err(resp::Stop::Bad(why)) => return Err(self.not_a_reply(why)),
-                    Err(resp::Stop::Short(_)) => self.fill(&mut began)?,
+                    Err(resp::Stop::Short(_)) => self.fill(at, &mut began)?,
                 }
             }
         }
