@@ -239,7 +239,6 @@ impl Lane {
         if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
             // alone, so that a refusal leaves no answer outstanding and the connection can stay
             self.try_save(position)?;
-            self.unsaved = None;
         }
         let mut before = 0;
         if !self.reader.is_outstanding() {
@@ -253,7 +252,7 @@ impl Lane {
         }
         let brought = self.reader.receive(before, self.store.key());
         if before > 0 && self.reader.is_confirmed() {
-            self.unsaved = None; // whatever became of the read
+            self.saved(); // whatever became of the read
         }
         brought
     }
@@ -301,10 +300,7 @@ impl Lane {
                 return Flow::End(end);
             }
             match self.try_save(position) {
-                Ok(()) => {
-                    self.unsaved = None;
-                    self.reads_again();
-                }
+                Ok(()) => self.reads_again(),
                 Err(e) => self.wait_out(&e),
             }
         }
@@ -326,7 +322,16 @@ impl Lane {
             e.during("store position")
                 .on_key(self.store.key())
                 .at(self.plan.target.endpoint())
-        })
+        })?;
+        self.saved();
+        Ok(())
+    }
+
+    /// The position that was not is stored now.
+    fn saved(&mut self) {
+        if let Some(position) = self.unsaved.take() {
+            self.writer.stored(position.version);
+        }
     }
 
     /// A read found nothing: everything there is has been handled.

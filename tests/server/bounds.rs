@@ -12,7 +12,7 @@ use std::{
 };
 
 use streamlane::{
-    testing::{Answer, Fault, Relay, Reply, Stub, Way},
+    testing::{Answer, Fault, PrivateServer, Relay, Reply, Stub, Way},
     *,
 };
 
@@ -198,4 +198,62 @@ fn positions_that_cannot_be_read_are_not_taken_for_none() {
         assert!(e.to_string().contains("re:p:{odd}:c"), "{e}");
         assert_eq!((stub.count("HSET"), seen.len()), (0, 0));
     }
+}
+
+/// Waits until a lane has read again, and so has been told what became of its position.
+fn reads_on(server: &PrivateServer) {
+    let reads = || {
+        let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
+        let reads = stats.split("cmdstat_xread:calls=").nth(1);
+        let reads = reads.and_then(|s| s.split(',').next()?.parse::<u64>().ok());
+        reads.unwrap_or(0)
+    };
+    let before = reads();
+    expect("some reads", || reads() > before + 2);
+}
+
+/// What is stored already is not stored again: somebody else may have moved on from there.
+#[test]
+fn a_stop_leaves_positions_alone_that_were_stored_before() {
+    let server = server();
+    for persist in [
+        Persist::SyncBatch,
+        Persist::SyncMessage,
+        Persist::AsyncBatch,
+    ] {
+        let topic = format!("stored-{persist:?}");
+        let streams = open(&server.url(), &topic, 1);
+        let ids = publish_to(&streams, &topic, 0, &["0", "1", "2"]);
+        let consumer = streams.consumer(&*topic).name("c").persist(persist);
+        let consumer = consumer.block(Duration::from_millis(50));
+        let consumer = recording(consumer, &Seen::default()).start().unwrap();
+        let last = || stored(&server, &topic, "c", 0) == Some(ids[2]);
+        expect("the last position", last);
+        reads_on(&server);
+        let key = format!("re:p:{{{topic}}}:c");
+        let further = "99999999999999-7";
+        server.command(&["HSET", &key, "0", further]).unwrap();
+        assert!(consumer.stop().unsaved.is_empty());
+        let now = stored(&server, &topic, "c", 0).unwrap();
+        assert_eq!(now.to_string(), further, "{persist:?}");
+    }
+}
+
+#[test]
+fn positions_stored_with_each_message_are_not_missed_when_the_server_is_gone() {
+    let server = server();
+    let streams = open(&server.url(), "gone", 1);
+    let ids = publish_to(&streams, "gone", 0, &["0", "1"]);
+    let consumer = streams
+        .consumer("gone")
+        .name("c")
+        .persist(Persist::SyncMessage)
+        .block(Duration::from_millis(50));
+    let consumer = recording(consumer, &Seen::default()).start().unwrap();
+    expect("the last position", || {
+        stored(&server, "gone", "c", 0) == Some(ids[1])
+    });
+    reads_on(&server);
+    server.kill();
+    assert!(consumer.stop().unsaved.is_empty());
 }
