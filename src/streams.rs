@@ -153,7 +153,7 @@ impl Streams {
             inner: Arc::new(inner),
         };
         if streams.inner.target.wait_for_server() {
-            match streams.dial("streams") {
+            match streams.dial("streams", Duration::MAX) {
                 Ok(mut c) => advise(&mut c),
                 Err(e) if e.is_retryable() => {
                     log::warn!("{e}; going on without, as abortConnect=false says");
@@ -232,16 +232,11 @@ impl Streams {
         evaluate(&self.partitions(), down.as_deref())
     }
 
-    /// Stops every consumer, one after the other, and lets [`wait`](Self::wait) return.
+    /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return.
+    ///
+    /// Blocks for up to the longest of their shutdown timeouts.
     pub fn stop(&self) {
-        let running = self.running();
-        // All are told before any is waited for.
-        for consumer in &running {
-            consumer.signal_stop();
-        }
-        for consumer in &running {
-            consumer.stop();
-        }
+        self.stop_all();
         self.inner.end.lock().stopped = true;
         self.inner.ended.notify_all();
     }
@@ -260,18 +255,31 @@ impl Streams {
         }
         let error = end.error.as_ref().map(Error::again);
         drop(end);
-        self.running().iter().for_each(|c| drop(c.stop()));
+        self.stop_all();
         error.map_or(Ok(()), Err)
     }
 
+    fn stop_all(&self) {
+        let running = self.running();
+        // All are told before any is waited for.
+        for consumer in &running {
+            consumer.signal_stop();
+        }
+        let told = clock::now();
+        for consumer in &running {
+            consumer.stopped_since(told);
+        }
+    }
+
     fn running(&self) -> Vec<Arc<Running>> {
-        let mut consumers = self.inner.consumers.lock();
-        consumers.retain(|c| c.strong_count() > 0);
+        let consumers = self.inner.consumers.lock();
         consumers.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn register(&self, consumer: &Arc<Running>) {
-        self.inner.consumers.lock().push(Arc::downgrade(consumer));
+        let mut consumers = self.inner.consumers.lock();
+        consumers.retain(|c| c.strong_count() > 0);
+        consumers.push(Arc::downgrade(consumer));
     }
 
     pub(crate) fn instance(&self) -> InstanceId {
@@ -286,23 +294,20 @@ impl Streams {
         self.inner.settings.connect_timeout
     }
 
-    fn dial(&self, role: &str) -> Result<Connection> {
+    /// Connects within `timeout`, which `ConnectTimeoutMs` may shorten.
+    fn dial(&self, role: &str, timeout: Duration) -> Result<Connection> {
         let name = client_name(&[role, &self.inner.pod]);
-        Connection::dial(&self.inner.target, &name, None, self.connect_timeout())
+        let timeout = timeout.min(self.connect_timeout());
+        Connection::dial(&self.inner.target, &name, None, timeout)
     }
 
-    /// Runs commands on a connection of their own, all of them within `by`.
+    /// Runs commands on a connection of their own, within `by`, connecting included.
     pub(crate) fn on_control<T>(
         &self,
         by: Deadline,
-        f: impl FnOnce(&mut Connection, Deadline) -> Result<T>,
+        f: impl FnOnce(&mut Connection) -> Result<T>,
     ) -> Result<T> {
-        let name = client_name(&["streams-admin", &self.inner.pod]);
-        let timeout = by.left().min(self.connect_timeout());
-        f(
-            &mut Connection::dial(&self.inner.target, &name, None, timeout)?,
-            by,
-        )
+        f(&mut self.dial("streams-admin", by.left())?)
     }
 
     /// Everything about a consumer's start that asks the server, repeated while the server answers that
@@ -382,7 +387,10 @@ impl Streams {
         let mut told = false;
         let pause = Interrupt::default();
         loop {
-            let e = match self.dial("streams-admin").and_then(|mut c| f(&mut c)) {
+            let e = match self
+                .dial("streams-admin", Duration::MAX)
+                .and_then(|mut c| f(&mut c))
+            {
                 Ok(done) => return Ok(done),
                 Err(e) => e,
             };

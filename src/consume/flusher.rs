@@ -28,8 +28,6 @@ pub(crate) struct Flusher {
     client_name: String,
     interrupt: Arc<Interrupt>,
     connection: Option<Connection>,
-    /// The version of each partition's position that is stored.
-    stored: Vec<u64>,
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
     inbox: Inbox,
@@ -50,7 +48,9 @@ impl Flusher {
         interrupt: Arc<Interrupt>,
         timeout: Duration,
     ) -> Self {
-        let stored = (0..table.len()).map(|p| table.load(p).version).collect();
+        for p in 0..table.len() {
+            table.stored(p, table.load(p).version);
+        }
         Self {
             name,
             store,
@@ -58,7 +58,6 @@ impl Flusher {
             client_name,
             interrupt,
             connection: None,
-            stored,
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
             inbox: Inbox::default(),
@@ -99,18 +98,17 @@ impl Flusher {
             }
         }
         (0..self.table.len())
-            .filter(|p| self.table.load(*p).version != self.stored[*p as usize])
+            .filter(|p| self.table.unstored(*p).is_some())
             .collect()
     }
 
     /// True when nothing of the group is left to store.
     fn flush_group(&mut self, group: usize) -> bool {
         self.dirty.clear();
-        for p in (group * GROUP) as u32..((group + 1) * GROUP).min(self.stored.len()) as u32 {
-            let now = self.table.load(p);
-            if now.version != self.stored[p as usize] {
-                self.dirty.push((p, now));
-            }
+        let first = (group * GROUP) as u32;
+        for p in first..(first + GROUP as u32).min(self.table.len()) {
+            self.dirty
+                .extend(self.table.unstored(p).map(|now| (p, now)));
         }
         if self.dirty.is_empty() {
             return true;
@@ -118,7 +116,7 @@ impl Flusher {
         match self.write() {
             Ok(()) => {
                 for (p, written) in &self.dirty {
-                    self.stored[*p as usize] = written.version;
+                    self.table.stored(*p, written.version);
                 }
                 self.succeeded();
                 true

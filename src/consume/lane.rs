@@ -119,10 +119,15 @@ impl Lane {
         loop {
             let table = writer.again();
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                Self::new(Arc::clone(plan), seat, writer).turns()
+                let mut lane = Self::new(Arc::clone(plan), seat, writer);
+                (lane.turns(), lane)
             }));
             let panic = match attempt {
-                Ok(end) => return end,
+                Ok((end, lane)) => {
+                    // Its handler's drop is user code too, and whatever it does, this was the end.
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(lane)));
+                    return end;
+                }
                 Err(panic) => panic,
             };
             let what = format!("the lane panicked: {}", panic_text(&*panic));
@@ -191,7 +196,7 @@ impl Lane {
     }
 
     /// Reads and hands over until there is a reason to end.
-    fn turns(mut self) -> LaneEnd {
+    fn turns(&mut self) -> LaneEnd {
         let end = self.until_it_ends();
         let untold = self.quiet_skips.held_back();
         if untold > 0 {
@@ -242,15 +247,10 @@ impl Lane {
     }
 
     fn read(&mut self) -> Result<Brought> {
-        if !self.reader.is_connected() {
-            self.reader.connect()?;
-            count(&self.monitor.connects, 1);
-            self.connected_ms = clock::coarse_ms();
-        }
+        self.connect()?;
         if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
             // alone, so that a refusal leaves no answer outstanding and the connection can stay
             self.try_save(position)?;
-            self.unsaved = None;
         }
         let mut before = 0;
         if !self.reader.is_outstanding() {
@@ -264,9 +264,18 @@ impl Lane {
         }
         let brought = self.reader.receive(before, self.store.key());
         if before > 0 && self.reader.is_confirmed() {
-            self.unsaved = None; // whatever became of the read
+            self.saved(); // whatever became of the read
         }
         brought
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        if !self.reader.is_connected() {
+            self.reader.connect()?;
+            count(&self.monitor.connects, 1);
+            self.connected_ms = clock::coarse_ms();
+        }
+        Ok(())
     }
 
     /// Ends the lane if it is to stop; holds it while it is paused.
@@ -303,10 +312,7 @@ impl Lane {
                 return Flow::End(end);
             }
             match self.try_save(position) {
-                Ok(()) => {
-                    self.unsaved = None;
-                    self.reads_again();
-                }
+                Ok(()) => self.reads_again(),
                 Err(e) => self.wait_out(&e),
             }
         }
@@ -314,9 +320,7 @@ impl Lane {
     }
 
     fn try_save(&mut self, position: Snapshot) -> Result<()> {
-        if !self.reader.is_connected() {
-            self.reader.connect()?;
-        }
+        self.connect()?;
         self.commands.clear();
         let n = self
             .store
@@ -330,7 +334,16 @@ impl Lane {
             e.during("store position")
                 .on_key(self.store.key())
                 .at(self.plan.target.endpoint())
-        })
+        })?;
+        self.saved();
+        Ok(())
+    }
+
+    /// The position that was not is stored now.
+    fn saved(&mut self) {
+        if let Some(position) = self.unsaved.take() {
+            self.writer.stored(position.version);
+        }
     }
 
     /// A read found nothing: everything there is has been handled.

@@ -1,6 +1,9 @@
 //! One partition's connection and what it brings: requests go out, whole replies come in.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Result, StreamId,
@@ -42,6 +45,11 @@ impl ReadPlan {
         self.block.unwrap_or_default() + self.slack
     }
 
+    /// Whether a reply that began then should be here whole by now.
+    fn is_late(&self, began: Option<Instant>) -> bool {
+        began.is_some_and(|since| since.elapsed() > self.slack * TAIL_SLACKS)
+    }
+
     /// Replies larger than this are used up to their last whole entry.
     fn budget(&self) -> usize {
         (4 * self.batch_bytes).max(1024 * 1024)
@@ -61,7 +69,7 @@ pub(crate) enum Brought {
 
 /// What an entry holds beside what its publisher counted: its id, field names and lengths.
 const FRAMING: usize = 64 * 1024;
-/// The rest of a reply that has begun must arrive within so many slacks.
+/// The rest of a reply that has begun must arrive within so many slacks; what has not is asked for again.
 const TAIL_SLACKS: u32 = 10;
 /// How long a brief request waits at the server.
 const BRIEF_MS: u64 = 1000;
@@ -253,9 +261,13 @@ impl Reader {
                 }
                 Progress::Partial(need) => {
                     if self.outgrown(need)? {
-                        return Ok(self.cut_short());
+                        return Ok(self.cut_short("is too large"));
                     }
-                    self.fill(&mut began)?;
+                    if self.index.read() > 0 && self.plan.is_late(began) {
+                        self.sizing.halve();
+                        return Ok(self.cut_short("comes too slowly"));
+                    }
+                    self.fill(at, &mut began)?;
                 }
             }
         }
@@ -286,16 +298,16 @@ impl Reader {
         self.arena.received()
     }
 
-    /// One receive; the first of a reply may wait as long as the read does, the others only for what is
-    /// on its way.
-    fn fill(&mut self, began: &mut Option<std::time::Instant>) -> Result<()> {
+    /// One receive for the reply whose place is `at`. Its first may wait as long as the read does, the
+    /// others only for what is on its way.
+    fn fill(&mut self, at: usize, began: &mut Option<Instant>) -> Result<()> {
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
-        let partial = !self.arena.received().is_empty();
+        let partial = self.arena.received().len() > at;
         if partial {
-            let since = *began.get_or_insert_with(clock::now);
-            if since.elapsed() > self.plan.slack * TAIL_SLACKS {
+            began.get_or_insert_with(clock::now);
+            if self.plan.is_late(*began) {
                 return Err(
                     Error::new(ErrorKind::Timeout, "read", "a reply came too slowly")
                         .on_key(&self.key)
@@ -373,12 +385,11 @@ impl Reader {
     }
 
     /// Takes the whole entries that are here and gives up the connection with the rest.
-    fn cut_short(&mut self) -> Brought {
+    fn cut_short(&mut self, why: &str) -> Brought {
         let (read, bytes) = (self.index.read(), self.index.at());
         log::debug!(
-            "a reply on {} outgrew {} bytes: taking its first {read} entries and asking for fewer",
+            "a reply on {} {why}: taking its first {read} entries, {bytes} bytes, and asking anew",
             String::from_utf8_lossy(&self.key),
-            self.plan.budget()
         );
         self.sizing.learn(read, bytes);
         self.cursor = self.index.last().unwrap_or(self.cursor);
@@ -405,7 +416,7 @@ impl Reader {
                     }
                     Ok(_) => return Err(self.not_a_reply("an aggregate where a number belongs")),
                     Err(resp::Stop::Bad(why)) => return Err(self.not_a_reply(why)),
-                    Err(resp::Stop::Short(_)) => self.fill(&mut began)?,
+                    Err(resp::Stop::Short(_)) => self.fill(at, &mut began)?,
                 }
             }
         }

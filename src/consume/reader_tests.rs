@@ -316,6 +316,31 @@ fn commands_before_a_read_are_answered_before_it() {
     assert_eq!(r.cursor(), StreamId::new(1, 0));
 }
 
+/// A read that waits is not slow, however much of the answer is there when its time has come.
+#[test]
+fn a_read_behind_other_commands_may_wait_as_long_as_any() {
+    let entries = vec![entry(1, MB), entry(2, MB)];
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" => Answer::Delay(Duration::from_secs(3), read(&entries, args).to_bytes()),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let plan = ReadPlan {
+        batch_bytes: 4 * MB,
+        block: Some(LONG),
+        slack: Duration::from_millis(200),
+        ..plan()
+    };
+    let mut r = reader(&stub, plan);
+    r.arena = Arena::with_capacity(64 * 1024); // so that the answer comes in pieces
+    r.connect().unwrap();
+    let mut before = Vec::new();
+    resp::whole(&mut before, &[b"PING"]);
+    r.request(&before, false).unwrap();
+    r.receive(1, b"p").unwrap();
+    assert_eq!(ids(&r), [1, 2]);
+}
+
 #[test]
 fn silence_and_half_a_reply_end_in_an_error_that_names_the_key() {
     let half = Reply::Array(vec![Reply::Array(vec![

@@ -112,22 +112,22 @@ fn may_reset(
 ) -> Result<bool> {
     let mut cmd = redis::cmd("HGET");
     cmd.arg(store.meta_key()).arg(APPLIED);
-    let applied: Option<String> =
-        redis::from_redis_value(connection.call(&cmd, places.timeout)?).unwrap_or_default();
-    if applied.as_deref() == Some(label) {
+    let applied: Option<Vec<u8>> = connection.ask(&cmd, places.timeout)?;
+    if applied.as_deref() == Some(label.as_bytes()) {
         return Ok(false);
     }
     let mut cmd = redis::cmd("HKEYS");
     cmd.arg(places.ownership);
-    let fields: Vec<String> =
-        redis::from_redis_value(connection.call(&cmd, places.timeout)?).unwrap_or_default();
+    let fields: Vec<Vec<u8>> = connection.ask(&cmd, places.timeout)?;
     let ours = format!("i:{}", places.instance);
-    let other = fields.iter().find(|f| f.starts_with("i:") && **f != ours);
+    let other = fields
+        .iter()
+        .find(|f| f.starts_with(b"i:") && **f != ours.as_bytes());
     if let Some(other) = other {
         log::warn!(
             "{}: StartFrom {label} is not applied while another instance ({}) is present",
             places.ownership,
-            &other[2..]
+            String::from_utf8_lossy(&other[2..])
         );
     }
     Ok(other.is_none())
@@ -198,8 +198,7 @@ pub(crate) fn last_entry(
 ) -> Result<StreamId> {
     let mut cmd = redis::cmd("XREVRANGE");
     cmd.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
-    let value = connection.call(&cmd, timeout)?;
-    let entries: Vec<(Vec<u8>, redis::Value)> = redis::from_redis_value(value).unwrap_or_default();
+    let entries: Vec<(Vec<u8>, redis::Value)> = connection.ask(&cmd, timeout)?;
     Ok(entries
         .first()
         .and_then(|(id, _)| StreamId::parse(id))

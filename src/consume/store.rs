@@ -59,26 +59,23 @@ impl PositionStore {
         partitions: u32,
         timeout: std::time::Duration,
     ) -> Result<Vec<Option<Stored>>> {
-        let fields = 0..partitions;
         let mut positions = redis::cmd("HMGET");
         positions.arg(&*self.positions_key);
         let mut ordinals = redis::cmd("HMGET");
         ordinals.arg(&*self.meta_key);
-        for p in fields.clone() {
+        for p in 0..partitions {
             positions.arg(p);
             ordinals.arg(format!("{p}:ordinal"));
         }
-        let texts = |v: redis::Value| -> Vec<Option<Vec<u8>>> {
-            redis::from_redis_value(v).unwrap_or_default()
-        };
-        let positions = texts(connection.call(&positions, timeout)?);
-        let ordinals = texts(connection.call(&ordinals, timeout)?);
-        Ok(fields
-            .map(|p| {
-                let value = positions.get(p as usize)?.as_deref()?;
-                let id = PositionValue::parse(value)?.id;
-                let ordinal = ordinals.get(p as usize).and_then(|o| o.as_deref());
-                let ordinal = ordinal.and_then(Ordinal::parse);
+        let n = partitions as usize;
+        let positions = connection.ask_fields(&positions, n, timeout)?;
+        let ordinals = connection.ask_fields(&ordinals, n, timeout)?;
+        Ok(positions
+            .into_iter()
+            .zip(ordinals)
+            .map(|(value, ordinal)| {
+                let id = PositionValue::parse(&value?)?.id;
+                let ordinal = ordinal.as_deref().and_then(Ordinal::parse);
                 // An ordinal belongs to one id; a peer that moved the position did not move it along.
                 let ordinal = ordinal.filter(|o| o.id == id).map(|o| o.entries);
                 Some(Stored { id, ordinal })

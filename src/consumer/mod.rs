@@ -7,11 +7,11 @@ use std::{
     collections::BTreeSet,
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
-    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams, clock,
+    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams,
     consume::{PAUSE, last_entry},
     net::{Deadline, Interrupt, STOP},
 };
@@ -65,8 +65,9 @@ impl Consumer {
         self.running.stop()
     }
 
-    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s. Blocks for up to
-    /// `timeout`, and while it stops for up to the shutdown timeout.
+    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s.
+    ///
+    /// Blocks for up to `timeout`, asking the server included, and then for as long as the stop takes.
     ///
     /// # Errors
     ///
@@ -74,12 +75,9 @@ impl Consumer {
     /// was stopped by its error policy; the consumer is stopped in either case. Any error of asking the
     /// server how far there is to go.
     pub fn drain(&self, timeout: Duration) -> Result<Stopped> {
-        let until = clock::now() + timeout;
-        let outcome = self.await_tail(until).map_err(|e| {
-            e.during(format!(
-                "drain {}/{}",
-                self.running.topic, self.running.name
-            ))
+        let outcome = self.await_tail(Deadline::after(timeout)).map_err(|e| {
+            let operation = format!("drain {}/{}", self.running.topic, self.running.name);
+            e.during(operation)
         });
         let stopped = self.stop();
         outcome.map(|()| stopped)
@@ -124,9 +122,8 @@ impl Consumer {
     }
 
     /// Waits until every partition is where its stream ends now.
-    fn await_tail(&self, until: Instant) -> Result<()> {
-        let by = Deadline::after(until.saturating_duration_since(clock::now()));
-        let tails = self.streams.on_control(by, |connection, by| {
+    fn await_tail(&self, by: Deadline) -> Result<()> {
+        let tails = self.streams.on_control(by, |connection| {
             let keys = self.running.stream_keys.iter();
             keys.map(|key| last_entry(connection, key, by.left()))
                 .collect::<Result<Vec<_>>>()
@@ -159,7 +156,7 @@ impl Consumer {
             if hopeless.is_some() {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));
             }
-            if clock::now() >= until {
+            if by.left().is_zero() {
                 let what = format!(
                     "{} partitions did not reach their end in time: {told}",
                     left.len()

@@ -186,10 +186,15 @@ impl Running {
     /// it only tells: that thread cannot wait for itself.
     pub(crate) fn stop(&self) -> Stopped {
         self.signal_stop();
+        self.stopped_since(clock::now())
+    }
+
+    /// Waits for the threads, which were told to end at the moment `told`.
+    pub(crate) fn stopped_since(&self, told: Instant) -> Stopped {
         let me = thread::current().id();
         let ours = self.threads.lock().iter().any(|t| t.thread().id() == me);
         if !ours {
-            self.join();
+            self.join(told + self.shutdown_timeout);
         }
         Stopped {
             positions: (0..self.table.len())
@@ -205,8 +210,7 @@ impl Running {
         }
     }
 
-    fn join(&self) {
-        let until = clock::now() + self.shutdown_timeout;
+    fn join(&self, until: Instant) {
         let lanes_ended = self.lanes.all_ended(until);
         if !self.flusher.all_ended(until) {
             // It may be waiting for a server that does not answer.

@@ -215,6 +215,37 @@ impl Connection {
         answer.map_err(|e| about(e, cmd))
     }
 
+    /// As [`Self::call`], and takes the answer for a `T`: anything else is [`ErrorKind::Protocol`].
+    pub(crate) fn ask<T: redis::FromRedisValue>(
+        &mut self,
+        cmd: &Cmd,
+        timeout: Duration,
+    ) -> Result<T, Error> {
+        let answer = self.call(cmd, timeout)?;
+        redis::from_redis_value(answer).map_err(|e| self.odd(cmd, e.to_string()))
+    }
+
+    /// As [`Self::ask`], for one answer, or a nil, to each of `n` fields.
+    pub(crate) fn ask_fields(
+        &mut self,
+        cmd: &Cmd,
+        n: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Option<Vec<u8>>>, Error> {
+        let values: Vec<_> = self.ask(cmd, timeout)?;
+        if values.len() == n {
+            return Ok(values);
+        }
+        let what = format!("{} values for {n} fields", values.len());
+        Err(self.odd(cmd, what))
+    }
+
+    #[cold]
+    fn odd(&self, cmd: &Cmd, what: String) -> Error {
+        let e = Error::new(ErrorKind::Protocol, "call", what);
+        about(e.at(&*self.endpoint), cmd)
+    }
+
     /// Runs commands in one round trip, `timeout` in total, and returns the answer to each.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ const TICK_MS: u64 = 10;
 impl Deadline {
     pub(crate) fn after(allowed: Duration) -> Self {
         Self {
-            at_ms: clock::coarse_ms() + clock::ceil_ms(allowed),
+            at_ms: clock::coarse_ms().saturating_add(clock::ceil_ms(allowed)),
             allowed,
         }
     }

@@ -38,6 +38,8 @@ struct Slot {
     ms: AtomicU64,
     seq: AtomicU64,
     ordinal: AtomicU64,
+    /// The version that is stored; says nothing about the other fields.
+    stored: AtomicU64,
     claimed: AtomicBool,
 }
 
@@ -49,6 +51,7 @@ impl Table {
                 ms: AtomicU64::new(0),
                 seq: AtomicU64::new(0),
                 ordinal: AtomicU64::new(UNKNOWN),
+                stored: AtomicU64::new(0),
                 claimed: AtomicBool::new(false),
             })
         };
@@ -84,6 +87,19 @@ impl Table {
             }
             spin();
         }
+    }
+
+    /// A partition's position, unless it is stored.
+    pub(crate) fn unstored(&self, partition: u32) -> Option<Snapshot> {
+        let now = self.load(partition);
+        let stored = self.0[partition as usize].stored.load(Ordering::Relaxed);
+        (now.version > stored).then_some(now)
+    }
+
+    /// Says that a partition's position is stored as it was in this version.
+    pub(crate) fn stored(&self, partition: u32, version: u64) {
+        let slot = &self.0[partition as usize];
+        slot.stored.fetch_max(version, Ordering::Relaxed);
     }
 }
 
@@ -139,6 +155,11 @@ impl Writer {
 
     pub(crate) fn load(&self) -> Snapshot {
         self.table.load(self.partition)
+    }
+
+    /// Says that the position is stored as it was in this version.
+    pub(crate) fn stored(&self, version: u64) {
+        self.table.stored(self.partition, version);
     }
 
     /// A way to get the right back after this writer is gone.

@@ -75,9 +75,8 @@ pub(crate) fn ensure(
 fn read(connection: &mut Connection, meta: &str, timeout: Duration) -> Result<TopicRecord> {
     let mut cmd = redis::cmd("HMGET");
     cmd.arg(meta).arg(&TopicRecord::FIELDS);
-    let values: Vec<Option<Vec<u8>>> =
-        redis::from_redis_value(connection.call(&cmd, timeout)?).unwrap_or_default();
-    let get = |i: usize| values.get(i).and_then(|v| v.as_deref());
+    let values = connection.ask_fields(&cmd, TopicRecord::FIELDS.len(), timeout)?;
+    let get = |i: usize| values[i].as_deref();
     Ok(TopicRecord::parse([get(0), get(1)]))
 }
 

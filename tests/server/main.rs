@@ -9,6 +9,7 @@
 
 mod basics;
 mod batches;
+mod bounds;
 mod configured;
 mod content;
 mod contract;
