@@ -79,8 +79,8 @@ pub(crate) struct Lane {
     pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
     pub(super) base: Option<u64>,
-    /// Whether the server can tell ordinals.
-    ask_ordinal: bool,
+    /// How often the server may still fail to tell the ordinal before it is not asked any more.
+    ordinal_tries: u8,
     store: PositionStore,
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
@@ -177,7 +177,7 @@ impl Lane {
             quiet_skips: Quiet::default(),
             writer,
             base: start.ordinal,
-            ask_ordinal: true,
+            ordinal_tries: 3,
             store: plan.store.clone(),
             unsaved: None,
             commands: Vec::with_capacity(256),
@@ -234,6 +234,9 @@ impl Lane {
             // A failure shows at the next receive, which is where failures are dealt with.
             let _ = self.reader.request(&[], false);
         }
+        if let Flow::End(end) = self.heed_signals() {
+            return Flow::End(end);
+        }
         let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
         count(&self.monitor.filtered, u64::from(filtered));
         let flow = if read == filtered {
@@ -289,10 +292,15 @@ impl Lane {
             if bits & PAUSE == 0 {
                 return Flow::On;
             }
-            let before = self.monitor.state();
-            self.monitor.enter(LaneState::Paused, "");
+            // A lane that is in trouble says so, paused or not.
+            let runs = self.monitor.state() == LaneState::Running;
+            if runs {
+                self.monitor.enter(LaneState::Paused, "");
+            }
             interrupt.wait_clear(PAUSE, STOP);
-            self.monitor.enter(before, "");
+            if runs {
+                self.monitor.enter(LaneState::Running, "");
+            }
         }
     }
 
@@ -349,7 +357,7 @@ impl Lane {
     /// A read found nothing: everything there is has been handled.
     fn caught_up(&mut self, asked_ms: u64) {
         count(&self.monitor.empty_reads, 1);
-        if self.base.is_none() && self.ask_ordinal {
+        if self.base.is_none() && self.ordinal_tries > 0 {
             self.learn_ordinal();
         }
         // A server that answers at once instead of holding the question must not be asked at full speed.
@@ -382,12 +390,17 @@ impl Lane {
                     self.store_position(cursor, 0);
                 }
                 Some(_) => {} // something arrived meanwhile: next time
-                None => self.ask_ordinal = false,
+                None => self.ordinal_tries = 0,
             },
             Err(e) => {
-                // No stream yet, or no permission: neither is worth asking about again and again.
-                self.ask_ordinal = e.kind() != ErrorKind::Server;
-                if e.kind() != ErrorKind::Server {
+                // Without permission there is no use in asking; where the connection breaks every time the
+                // question is asked, reading matters more than the answer.
+                self.ordinal_tries = if e.is_retryable() {
+                    self.ordinal_tries - 1
+                } else {
+                    0
+                };
+                if !e.keeps_connection() {
                     self.reader.disconnect();
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -94,7 +95,8 @@ impl Running {
     ) -> Result<()> {
         let (running, alive) = (Arc::clone(self), self.flusher.sign());
         self.spawn("positions".into(), move || {
-            flusher.run(interval, CLOSING);
+            // The logger is foreign code: its panic must not end the keeping of positions.
+            while catch_unwind(AssertUnwindSafe(|| flusher.run(interval, CLOSING))).is_err() {}
             // Handlers that end slowly still finish messages, and the process may be killed before they
             // are done: what they finish is stored as quickly as ever.
             // A tenth of the time is kept for the last flush.
