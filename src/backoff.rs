@@ -12,7 +12,6 @@ pub(crate) struct BlockLadder(u32);
 impl BlockLadder {
     pub(crate) fn next_wait(&mut self) -> Duration {
         let wait = 1u64.checked_shl(self.0).map_or(30, |s| s.min(30));
-        let wait = if wait == 32 { 30 } else { wait };
         self.0 = self.0.saturating_add(1);
         Duration::from_secs(wait)
     }
