@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use jiff::{Timestamp, fmt::strtime, tz::Offset};
+use jiff::{Timestamp, tz::Offset};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Now, on the monotonic clock.
@@ -55,22 +55,7 @@ pub(crate) struct RoundTrip(pub(crate) SystemTime);
 impl fmt::Display for RoundTrip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let t = Timestamp::try_from(self.0).unwrap_or(Timestamp::UNIX_EPOCH);
-        let t = Offset::UTC.to_datetime(t);
-        strtime::BrokenDownTime::from(t)
-            .format("%Y-%m-%dT%H:%M:%S", FmtWriter(f))
-            .map_err(|_| fmt::Error)?;
-        write!(f, ".{:07}+00:00", t.subsec_nanosecond() / 100)
-    }
-}
-
-/// Lends a formatter to jiff.
-struct FmtWriter<'a, 'b>(&'a mut fmt::Formatter<'b>);
-
-impl jiff::fmt::Write for FmtWriter<'_, '_> {
-    fn write_str(&mut self, s: &str) -> Result<(), jiff::Error> {
-        self.0
-            .write_str(s)
-            .map_err(|_| jiff::Error::from_args(format_args!("formatter refused")))
+        write!(f, "{:.7}+00:00", Offset::UTC.to_datetime(t))
     }
 }
 
