@@ -130,7 +130,7 @@ impl Target {
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let stray = [Some(path), query, fragment];
         if fragment.is_some() || stray.iter().flatten().any(|part| part.contains('@')) {
-            return Err(refused("user name or password", "is not encoded").saying_rule());
+            return Err(unencoded("user name or password", "is not encoded"));
         }
         let (login, host) = match authority.rsplit_once('@') {
             Some((login, host)) => (Some(login), host),
@@ -337,16 +337,9 @@ fn no_tls(what: &str) -> Error {
     ))
 }
 
-/// Adds what a person needs to know who has just been told that a password is not encoded.
-trait SayingRule {
-    fn saying_rule(self) -> Self;
-}
-
-impl SayingRule for Error {
-    fn saying_rule(self) -> Self {
-        let message = format!("{}; {ENCODING}", self.message());
-        self.saying(message)
-    }
+/// As [`refused`], with what a person needs to know whose password is not encoded.
+fn unencoded(part: &str, why: &str) -> Error {
+    refused(part, &format!("{why}; {ENCODING}"))
 }
 
 fn cut(text: &str, at: char) -> (&str, Option<&str>) {
@@ -384,13 +377,13 @@ fn host_and_port(text: &str) -> Result<Place> {
     }
     let known = |c: char| c.is_alphanumeric() || "-._:".contains(c);
     if !host.chars().all(known) {
-        return Err(refused("host", "holds a character no host name has").saying_rule());
+        return Err(unencoded("host", "holds a character no host name has"));
     }
     let port = match port {
         None => DEFAULT_PORT,
         Some(port) => match port.parse() {
             Ok(port) if port != 0 => port,
-            _ => return Err(refused("port", "is no number from 1 to 65535").saying_rule()),
+            _ => return Err(unencoded("port", "is no number from 1 to 65535")),
         },
     };
     Ok(Place::Tcp {
@@ -452,7 +445,7 @@ fn decoded(part: &str, encoded: &str) -> Result<Vec<u8>> {
         }
         let mut digit = || char::from(bytes.next()?).to_digit(16);
         let (Some(high), Some(low)) = (digit(), digit()) else {
-            return Err(refused(part, "has a % that begins no percent code").saying_rule());
+            return Err(unencoded(part, "has a % that begins no percent code"));
         };
         out.push((high * 16 + low) as u8);
     }
