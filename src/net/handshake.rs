@@ -169,13 +169,13 @@ impl Handshake<'_> {
     }
 
     fn pinged(&mut self) -> Result<(), Error> {
+        let telling: [&[u8]; 3] = [b"LOADING", b"MASTERDOWN", b"NOAUTH"];
         let reply = self.reply("PING")?;
         match error_text(&reply) {
             // Other refusals of a PING (no permission, a disk that is full) do not concern reads.
-            Some(text) if text.starts_with(b"LOADING") || text.starts_with(b"MASTERDOWN") => {
+            Some(text) if telling.iter().any(|code| text.starts_with(code)) => {
                 Err(self.refused("PING", text))
             }
-            Some(text) if text.starts_with(b"NOAUTH") => Err(self.refused("PING", text)),
             Some(_) => Ok(()),
             None if reply.ends_with(b"PONG\r\n") => Ok(()),
             None => Err(self.no_server(&reply)),
