@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fmt,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -19,7 +19,7 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Interrupt, STOP, Target},
     observe::evaluate,
-    publish::{PublishPlan, Topic, ensure},
+    publish::{PublishPlan, StreamKeys, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
 };
 
@@ -73,7 +73,7 @@ pub(crate) struct Prepared {
     pub(crate) settings: ConsumerSettings,
     pub(crate) topic: Arc<str>,
     pub(crate) consumer: Arc<str>,
-    pub(crate) streams: Vec<Box<[u8]>>,
+    pub(crate) streams: StreamKeys,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
     pub(crate) read_plan: Arc<ReadPlan>,
@@ -92,7 +92,7 @@ impl Prepared {
     }
 }
 
-/// How much of the start timeout is waited between two tries.
+/// The pause between two tries of a start.
 const START_RETRY: Duration = Duration::from_millis(250);
 /// What the one look at the server's configuration may cost.
 const ADVICE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -320,7 +320,7 @@ impl Streams {
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
-        let (described, starts) =
+        let (streams, starts) =
             self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
@@ -338,7 +338,7 @@ impl Streams {
             topic: Arc::from(&*topic),
             flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
             consumer: consumer.into(),
-            streams: described.streams,
+            streams,
             starts,
             store,
             target: Arc::clone(&inner.target),
@@ -355,7 +355,7 @@ impl Streams {
         settings: &ConsumerSettings,
         consumer: &str,
         store: &mut PositionStore,
-    ) -> Result<(Topic, Vec<Stored>)> {
+    ) -> Result<(StreamKeys, Vec<Stored>)> {
         let Inner {
             keys,
             instance,
@@ -363,9 +363,9 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let topic = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
+        let streams = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
         let places = Places {
-            streams: &topic.streams,
+            streams: &streams,
             ownership: &keys.ownership(name, consumer),
             instance: *instance,
             timeout,
@@ -377,13 +377,13 @@ impl Streams {
         };
         let persisted = settings.persist != Persist::None;
         let starts = resolve(c, &places, point, persisted.then_some(store))?;
-        Ok((topic, starts))
+        Ok((streams, starts))
     }
 
     /// Tries again while the server is there but says that it will be ready later.
     fn when_ready<T>(&self, mut f: impl FnMut(&mut Connection) -> Result<T>) -> Result<T> {
         let settings = &self.inner.settings;
-        let until: Instant = clock::now() + settings.start_timeout;
+        let until = clock::now() + settings.start_timeout;
         let mut told = false;
         let pause = Interrupt::default();
         loop {

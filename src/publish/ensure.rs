@@ -3,24 +3,17 @@
 use std::time::Duration;
 
 use crate::{
-    Result, TopicSettings, Trim,
+    Result, TopicSettings,
     clock::{self, RoundTrip},
     net::{Connection, Deadline},
     wire::{
         InstanceId, Keys,
-        topic::{Decision, TopicRecord, decide, field},
+        topic::{self, Decision, TopicRecord, decide, field},
     },
 };
 
-/// A topic as it is on the server.
-#[derive(Clone, Debug)]
-pub(crate) struct Topic {
-    pub(crate) partitions: u32,
-    /// The stream key of each partition.
-    pub(crate) streams: Vec<Box<[u8]>>,
-    pub(crate) trim: Trim,
-    pub(crate) max_len: u64,
-}
+/// The stream key of each partition of a topic.
+pub(crate) type StreamKeys = Vec<Box<[u8]>>;
 
 /// Creates the topic's metadata and streams where they are missing, and checks them against what is
 /// configured. Several processes may do so at once.
@@ -35,7 +28,7 @@ pub(crate) fn ensure(
     name: &str,
     settings: &TopicSettings,
     by: Deadline,
-) -> Result<Topic> {
+) -> Result<StreamKeys> {
     let meta = keys.topic_meta(name);
     let mut record = read(connection, &meta, by.left())?;
     if record.partitions.is_none() || record.version.is_none() {
@@ -45,8 +38,7 @@ pub(crate) fn ensure(
         record = read(connection, &meta, by.left())?;
     }
     let decision = decide(name, settings.partitions, record)?;
-    let partitions = decision.partitions();
-    let streams: Vec<Box<[u8]>> = (0..partitions)
+    let streams: StreamKeys = (0..decision.partitions())
         .map(|p| {
             keys.stream(name, p, settings.co_locate_partitions)
                 .into_bytes()
@@ -61,15 +53,10 @@ pub(crate) fn ensure(
              read only the old partitions until they are restarted"
         );
         let mut cmd = redis::cmd("HSET");
-        cmd.arg(&meta).arg(field::PARTITIONS).arg(partitions);
+        cmd.arg(&meta).arg(field::PARTITIONS).arg(to);
         connection.call(&cmd, by.left())?;
     }
-    Ok(Topic {
-        partitions,
-        streams,
-        trim: settings.trim,
-        max_len: settings.max_len,
-    })
+    Ok(streams)
 }
 
 fn read(connection: &mut Connection, meta: &str, timeout: Duration) -> Result<TopicRecord> {
@@ -89,7 +76,7 @@ fn create(
 ) -> Result<()> {
     let fields = [
         (field::PARTITIONS, partitions.to_string()),
-        (field::VERSION, "1".to_owned()),
+        (field::VERSION, topic::VERSION.to_string()),
         (field::CREATED, RoundTrip(clock::wall()).to_string()),
         (field::MAX_LEN, settings.max_len.to_string()),
     ];

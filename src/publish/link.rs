@@ -12,7 +12,7 @@ use crate::{
     wire::{self, Entry, Keys, RoundRobin, partition_of},
 };
 
-use super::{Outgoing, Topic, ensure};
+use super::{Outgoing, StreamKeys, ensure};
 
 /// What a publisher is told once.
 #[derive(Clone, Debug)]
@@ -43,7 +43,8 @@ const KEPT_BYTES: usize = 1024 * 1024;
 #[derive(Debug)]
 pub(super) struct Link {
     plan: Arc<PublishPlan>,
-    topic: Option<Topic>,
+    /// Empty until the topic is known to exist.
+    streams: StreamKeys,
     /// Each partition's command from its name to the `*` that asks for an id.
     heads: Vec<Vec<u8>>,
     /// How many arguments a head holds.
@@ -60,7 +61,7 @@ impl Link {
     pub(super) fn new(plan: Arc<PublishPlan>, round_robin: Arc<RoundRobin>) -> Self {
         Self {
             plan,
-            topic: None,
+            streams: StreamKeys::new(),
             heads: Vec::new(),
             head_args: 0,
             round_robin,
@@ -112,7 +113,7 @@ impl Link {
         }
         let first = results.len();
         if let Err(e) = self.make_ready(by) {
-            return fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+            return fail_rest(results, first + messages.len(), &e);
         }
         // Messages without a key stay together: one turn of the round robin for all of them.
         let any = messages
@@ -129,7 +130,7 @@ impl Link {
             let done = ready.and_then(|()| self.publish_piece(&mut rest, keyless, by, results));
             if let Err(e) = done {
                 self.connection = None;
-                fail_rest(results, first + messages.len(), &e, Outcome::NotApplied);
+                fail_rest(results, first + messages.len(), &e);
                 break;
             }
             by = Deadline::after(self.plan.timeout);
@@ -192,7 +193,7 @@ impl Link {
             // What was sent and not answered has this error's own outcome; what comes after the piece
             // was never sent.
             for place in results[answered..].iter_mut().filter(|r| r.is_ok()) {
-                *place = Err(like(&e, e.outcome()));
+                *place = Err(e.again());
             }
             e
         })
@@ -222,7 +223,7 @@ impl Link {
 
     /// Refuses a partition that does not exist, as far as is known yet.
     fn check_partition(&self, p: u32) -> Result<()> {
-        let known = self.topic.as_ref().map(|t| t.partitions);
+        let known = (!self.streams.is_empty()).then_some(self.streams.len() as u32);
         match known.or(self.plan.settings.partitions) {
             Some(partitions) if p >= partitions => {
                 let why = format!(
@@ -277,10 +278,9 @@ impl Link {
             self.connection = Some(self.dial(by)?);
             self.inbox.clear();
         }
-        if self.topic.is_none() {
-            let Some(c) = &mut self.connection else {
-                return Ok(());
-            };
+        if self.streams.is_empty()
+            && let Some(c) = &mut self.connection
+        {
             // A failure is not remembered: the next call tries again.
             let ensured = ensure(
                 c,
@@ -290,7 +290,7 @@ impl Link {
                 by,
             );
             match ensured {
-                Ok(topic) => self.adopt(topic),
+                Ok(streams) => self.adopt(streams),
                 Err(e) => {
                     if is_over(&e) {
                         self.connection = None;
@@ -315,17 +315,17 @@ impl Link {
         }
     }
 
-    fn adopt(&mut self, topic: Topic) {
-        self.head_args = if topic.trim == Trim::None { 3 } else { 5 };
-        self.head_args += usize::from(topic.trim == Trim::Approx);
-        let max_len = topic.max_len;
+    fn adopt(&mut self, streams: StreamKeys) {
+        let (trim, max_len) = (self.plan.settings.trim, self.plan.settings.max_len);
+        self.head_args = if trim == Trim::None { 3 } else { 5 };
+        self.head_args += usize::from(trim == Trim::Approx);
         let head = |key: &[u8]| {
             let mut head = Vec::new();
             resp::arg(&mut head, b"XADD");
             resp::arg(&mut head, key);
-            if topic.trim != Trim::None {
+            if trim != Trim::None {
                 resp::arg(&mut head, b"MAXLEN");
-                if topic.trim == Trim::Approx {
+                if trim == Trim::Approx {
                     resp::arg(&mut head, b"~");
                 }
                 resp::arg_number(&mut head, max_len);
@@ -333,8 +333,8 @@ impl Link {
             resp::arg(&mut head, b"*");
             head
         };
-        self.heads = topic.streams.iter().map(|key| head(key)).collect();
-        self.topic = Some(topic);
+        self.heads = streams.iter().map(|key| head(key)).collect();
+        self.streams = streams;
     }
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
@@ -382,9 +382,9 @@ impl Link {
 
     fn about(&self, e: Error, partition: Option<u32>) -> Error {
         let e = e.during("publish").at(self.plan.target.endpoint());
-        match (partition, &self.topic) {
-            (Some(p), Some(topic)) => e.on_key(&topic.streams[p as usize]),
-            _ => e.on_key(&self.plan.topic),
+        match partition {
+            Some(p) => e.on_key(&self.streams[p as usize]),
+            None => e.on_key(&self.plan.topic),
         }
     }
 }
@@ -394,14 +394,9 @@ fn is_over(e: &Error) -> bool {
     !e.keeps_connection() && e.kind() != ErrorKind::Config
 }
 
-/// Gives every message that has no result yet the same error.
-fn fail_rest(results: &mut Vec<Result<StreamId>>, until: usize, e: &Error, outcome: Outcome) {
+/// Gives every message that has no result yet, and so was never sent, the same error.
+fn fail_rest(results: &mut Vec<Result<StreamId>>, until: usize, e: &Error) {
     while results.len() < until {
-        results.push(Err(like(e, outcome)));
+        results.push(Err(e.again().applied(Outcome::NotApplied)));
     }
-}
-
-/// The same error for another message of a batch.
-fn like(e: &Error, outcome: Outcome) -> Error {
-    e.again().applied(outcome)
 }

@@ -7,7 +7,7 @@ mod message;
 mod publisher;
 
 pub use dedicated::DedicatedPublisher;
-pub(crate) use ensure::{Topic, ensure};
+pub(crate) use ensure::{StreamKeys, ensure};
 pub(crate) use link::PublishPlan;
 pub use message::{Draft, Outgoing};
 pub use publisher::Publisher;
