@@ -136,11 +136,7 @@ impl<'a> Batch<'a> {
     /// The message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<Message<'a>> {
         let record = self.records.get(index)?;
-        Some(Message {
-            arena: self.arena,
-            record,
-            context: self.context,
-        })
+        Some(Message::new(self.arena, record, self.context))
     }
 
     /// Says that messages `0..n` are finished and need not be handed over again if the call fails. The
@@ -188,7 +184,7 @@ impl<'a> Batch<'a> {
         self.context.is_cancelled()
     }
 
-    /// A copy that may be kept. Allocates once for the bytes and once for the messages.
+    /// A copy that may be kept. Allocates for each message as [`Message::to_owned`] does.
     pub fn to_owned(&self) -> OwnedBatch {
         OwnedBatch {
             topic: self.context.topic.clone(),
@@ -385,7 +381,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// A copy that may be kept.
+    /// A copy that may be kept. Allocates for each of its parts.
     pub fn to_owned(&self) -> OwnedMessage {
         OwnedMessage {
             id: self.id(),
