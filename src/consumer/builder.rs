@@ -382,7 +382,6 @@ impl ConsumerBuilder<HasHandler> {
             name: Arc::clone(&prepared.consumer),
             table: Arc::clone(&table),
             seats: seats.collect(),
-            stream_keys: prepared.streams,
             shutdown_timeout: prepared.settings.shutdown_timeout,
             unhealthy_block: prepared.settings.unhealthy_block,
             flush_interrupt: Arc::default(),

@@ -124,8 +124,9 @@ impl Consumer {
     /// Waits until every partition is where its stream ends now.
     fn await_tail(&self, by: Deadline) -> Result<()> {
         let tails = self.streams.on_control(by, |connection| {
-            let keys = self.running.stream_keys.iter();
-            keys.map(|key| last_entry(connection, key, by.left()))
+            let seats = self.running.seats.iter();
+            seats
+                .map(|seat| last_entry(connection, &seat.key, by.left()))
                 .collect::<Result<Vec<_>>>()
         })?;
         let empty_reads = |p: usize| {

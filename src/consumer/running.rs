@@ -39,7 +39,6 @@ pub(crate) struct Running {
     pub(super) name: Arc<str>,
     pub(super) table: Arc<Table>,
     pub(super) seats: Vec<Arc<Seat>>,
-    pub(super) stream_keys: Vec<Box<[u8]>>,
     pub(super) shutdown_timeout: Duration,
     pub(super) unhealthy_block: Duration,
     pub(super) flush_interrupt: Arc<Interrupt>,
