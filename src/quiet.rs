@@ -1,11 +1,14 @@
 //! Rate-limited logging: the first line at once, then at most one a window, with the number held back.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use crate::clock;
 
 /// The window of all repeated lines.
-pub(crate) const WINDOW: Duration = Duration::from_secs(30);
+const WINDOW: Duration = Duration::from_secs(30);
 
 /// Decides whether a repeated line may be written now. One for each thing that can repeat.
 #[derive(Debug, Default)]
@@ -37,6 +40,18 @@ impl Quiet {
     /// Forgets the past: the trouble is over and the next line is news again.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
+    }
+}
+
+/// The end of a line that may be written again: how many like it were held back.
+pub(crate) struct HeldBack(pub(crate) u64);
+
+impl fmt::Display for HeldBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return Ok(());
+        }
+        write!(f, " ({} more like it since the last line)", self.0)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     monitor::count,
     net::STOP,
     policy::{Failed, Step, Then, decide},
+    quiet::HeldBack,
 };
 
 use super::lane::{Flow, Lane, LaneEnd, PAUSE};
@@ -350,18 +351,6 @@ impl std::fmt::Display for Ids<'_> {
             [first, .., last] => write!(f, "{}..{}", first.id, last.id),
             [] => Ok(()),
         }
-    }
-}
-
-/// How many lines like this one were not written.
-pub(super) struct HeldBack(pub(super) u64);
-
-impl std::fmt::Display for HeldBack {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0 == 0 {
-            return Ok(());
-        }
-        write!(f, " ({} more like it since the last line)", self.0)
     }
 }
 

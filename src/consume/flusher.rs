@@ -11,13 +11,10 @@ use crate::{
     error::Error,
     net::{Connection, Inbox, Interrupt, Target},
     position::{Snapshot, Table},
-    quiet::Quiet,
+    quiet::{HeldBack, Quiet},
 };
 
-use super::{
-    deliver::HeldBack,
-    store::{GROUP, PositionStore},
-};
+use super::store::{GROUP, PositionStore};
 
 /// Keeps the stored positions of a consumer near those in the table.
 pub(crate) struct Flusher {

@@ -16,11 +16,11 @@ use crate::{
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
     position::{Snapshot, Writer},
-    quiet::Quiet,
+    quiet::{HeldBack, Quiet},
 };
 
 use super::{
-    deliver::{Classify, Handler, HandlerFactory, HeldBack, panic_text},
+    deliver::{Classify, Handler, HandlerFactory, panic_text},
     reader::{Brought, ReadPlan, Reader},
     store::PositionStore,
 };
