@@ -283,7 +283,7 @@ impl Lane {
 
     /// Ends the lane if it is to stop; holds it while it is paused.
     pub(super) fn heed_signals(&mut self) -> Flow {
-        let interrupt = Arc::clone(&self.context.interrupt);
+        let interrupt = &self.context.interrupt;
         loop {
             let bits = interrupt.bits();
             if bits & STOP != 0 {
@@ -308,7 +308,7 @@ impl Lane {
     pub(super) fn store_position(&mut self, id: StreamId, nth: u32) {
         let ordinal = self.base.map(|n| n + u64::from(nth));
         self.writer.store(id, ordinal);
-        if matches!(self.plan.persist, Persist::SyncBatch | Persist::SyncMessage) {
+        if self.plan.persist.is_sync() {
             self.unsaved = Some(self.writer.load());
         }
     }
