@@ -23,6 +23,7 @@ use super::{
     deliver::{Classify, Handler, HandlerFactory, panic_text},
     reader::{Brought, ReadPlan, Reader},
     store::PositionStore,
+    tail::tail_of,
 };
 
 /// Set while a lane is to hold still.
@@ -461,31 +462,6 @@ impl Lane {
             self.context.interrupt.sleep(jittered(RETRY), STOP);
         }
     }
-}
-
-/// The number of entries ever added and the last id, out of XINFO STREAM.
-pub(super) fn tail_of(info: &redis::Value) -> Option<(u64, StreamId)> {
-    let pairs: Vec<(&redis::Value, &redis::Value)> = match info {
-        redis::Value::Array(items) => items.chunks_exact(2).map(|c| (&c[0], &c[1])).collect(),
-        redis::Value::Map(pairs) => pairs.iter().map(|(k, v)| (k, v)).collect(),
-        _ => return None,
-    };
-    let text = |v: &redis::Value| match v {
-        redis::Value::BulkString(b) => Some(b.clone()),
-        redis::Value::SimpleString(s) => Some(s.clone().into_bytes()),
-        _ => None,
-    };
-    let get = |name: &str| {
-        pairs
-            .iter()
-            .find(|(k, _)| text(k).is_some_and(|k| k == name.as_bytes()))
-            .map(|(_, v)| *v)
-    };
-    let redis::Value::Int(added) = get("entries-added")? else {
-        return None;
-    };
-    let last = text(get("last-generated-id")?)?;
-    Some((u64::try_from(*added).ok()?, StreamId::parse(&last)?))
 }
 
 impl fmt::Display for Lane {

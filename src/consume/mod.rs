@@ -7,10 +7,12 @@ mod reader;
 mod sizing;
 mod start;
 mod store;
+mod tail;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
 pub(crate) use flusher::Flusher;
 pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
 pub(crate) use reader::ReadPlan;
-pub(crate) use start::{Places, StartPoint, last_entry, resolve};
+pub(crate) use start::{Places, StartPoint, resolve};
 pub(crate) use store::{PositionStore, Stored};
+pub(crate) use tail::last_entry;

@@ -4,12 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use crate::{
     Error, Result, StartFrom, StreamId,
-    error::ErrorKind,
     net::Connection,
     wire::{InstanceId, POSITION_MAX, PositionValue},
 };
 
-use super::store::{PositionStore, Stored};
+use super::{
+    store::{PositionStore, Stored},
+    tail::last_id,
+};
 
 /// The field of the meta hash that says which start point has been applied, so that a restart goes on
 /// where it left off instead of starting over.
@@ -161,48 +163,6 @@ fn fresh(
             ));
         }
     })
-}
-
-/// The id the server gave last in this stream, deleted or not; 0-0 when there is no stream.
-pub(crate) fn last_id(
-    connection: &mut Connection,
-    key: &[u8],
-    timeout: Duration,
-) -> Result<StreamId> {
-    let mut cmd = redis::cmd("XINFO");
-    cmd.arg("STREAM").arg(key);
-    match connection.call(&cmd, timeout) {
-        Ok(info) => {
-            let last = super::lane::tail_of(&info).map(|(_, last)| last);
-            last.ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Protocol,
-                    "XINFO",
-                    "the reply names no last-generated-id",
-                )
-                .on_key(key)
-            })
-        }
-        Err(e) if e.server_code() == Some("ERR") && e.message().contains("no such key") => {
-            Ok(StreamId::MIN)
-        }
-        Err(e) => Err(e),
-    }
-}
-
-/// The id of the last entry that is still in this stream; 0-0 when there is none.
-pub(crate) fn last_entry(
-    connection: &mut Connection,
-    key: &[u8],
-    timeout: Duration,
-) -> Result<StreamId> {
-    let mut cmd = redis::cmd("XREVRANGE");
-    cmd.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
-    let entries: Vec<(Vec<u8>, redis::Value)> = connection.ask(&cmd, timeout)?;
-    Ok(entries
-        .first()
-        .and_then(|(id, _)| StreamId::parse(id))
-        .unwrap_or_default())
 }
 
 fn keep(
