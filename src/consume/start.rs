@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::{
     Error, Result, StartFrom, StreamId,
     net::Connection,
-    wire::{InstanceId, POSITION_MAX, PositionValue},
+    wire::{InstanceId, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue},
 };
 
 use super::{
@@ -189,10 +189,11 @@ fn keep(
             .iter()
             .filter_map(|(p, s)| Some((p, s.id, s.ordinal?)));
         let mut any = false;
-        for (p, id, n) in known {
+        for (p, id, entries) in known {
+            let ordinal = Ordinal { id, entries };
             ordinals
                 .arg(format!("{p}:ordinal"))
-                .arg(format!("{id} {n}"));
+                .arg(ordinal.encode(&mut [0; ORDINAL_MAX]));
             any = true;
         }
         if any {
