@@ -225,8 +225,8 @@ impl Reader {
         resp::arg(&mut self.head, &self.key);
     }
 
-    /// Receives the replies to `before` commands about `about_key`, then the answer to the request, blocking until it is
-    /// there whole. Afterwards [`records`](Self::records) are the messages.
+    /// Receives the replies to `before` commands about `about_key`, then the answer to the request,
+    /// blocking until it is there whole. Afterwards [`records`](Self::records) are the messages.
     ///
     /// # Errors
     ///
@@ -433,7 +433,7 @@ impl Reader {
     }
 
     /// Forgets the last read; every record of it is gone.
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.index.clear(0);
         self.arena.clear();
         if self.small_in_a_row >= SMALL_IN_A_ROW {

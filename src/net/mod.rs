@@ -5,16 +5,16 @@
 //! its turn at the endpoint's [`gate`], has the name looked up by the [`resolver`], connects a
 //! [`Socket`] and runs the [`handshake`] on it.
 
-pub(crate) mod connection;
-pub(crate) mod gate;
+mod connection;
+mod gate;
 mod handshake;
 mod inbox;
-pub(crate) mod interrupt;
+mod interrupt;
 mod replies;
 mod resolver;
 pub(crate) mod resp;
-pub(crate) mod socket;
-pub(crate) mod target;
+mod socket;
+mod target;
 
 use std::time::{Duration, Instant};
 

@@ -342,7 +342,7 @@ fn mark(out: &mut Vec<u8>, tag: u8, n: usize) {
 }
 
 /// The digits of `n`.
-pub(crate) fn decimal(buf: &mut [u8; 20], mut n: u64) -> &[u8] {
+fn decimal(buf: &mut [u8; 20], mut n: u64) -> &[u8] {
     let mut at = buf.len();
     loop {
         at -= 1;

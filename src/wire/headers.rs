@@ -7,10 +7,10 @@ use super::{decimal, entry::Malformed};
 use crate::error::{Error, ErrorKind};
 
 /// Headers of one message, at most.
-pub(crate) const MAX_HEADERS: usize = 64;
+const MAX_HEADERS: usize = 64;
 
 /// Bytes of one packed block, at most.
-pub(crate) const MAX_PACKED: usize = 8192;
+const MAX_PACKED: usize = 8192;
 
 /// Appends the packed form of `headers` to `out`: nothing when there are none.
 ///

@@ -6,7 +6,7 @@ use crate::error::Error;
 pub(crate) const VERSION: u32 = 1;
 
 /// Partitions of a new topic that nobody configured.
-pub(crate) const DEFAULT_PARTITIONS: u32 = 2;
+const DEFAULT_PARTITIONS: u32 = 2;
 
 /// Fields of the metadata hash.
 pub(crate) mod field {
