@@ -1,3 +1,5 @@
+//! What a handler is: of batches, or of messages.
+
 use crate::{Batch, HandlerResult, Message};
 
 /// Takes messages of one partition batch by batch, one call at a time.

@@ -1,3 +1,5 @@
+//! The publisher of one thread.
+
 use std::{sync::Arc, time::Duration};
 
 use crate::{Result, StreamId, net::Deadline, publish::message::Publish};

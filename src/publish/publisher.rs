@@ -1,3 +1,5 @@
+//! The publisher that threads share.
+
 use std::{fmt, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
