@@ -112,6 +112,12 @@ pub(crate) struct Seat {
     pub(crate) monitor: Arc<Monitor>,
 }
 
+impl fmt::Display for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]/{}", self.topic, self.partition, self.consumer)
+    }
+}
+
 impl Lane {
     /// Runs a lane on this thread until it is told to stop or its policy ends it. A panic that gets
     /// past the handler's own guard is reported, and the lane begins anew at its position.
@@ -134,11 +140,10 @@ impl Lane {
             let what = format!("the lane panicked: {}", panic_text(&*panic));
             seat.monitor.enter(LaneState::Refused, &what);
             if let Some(more) = quiet.permit() {
-                let (topic, partition, consumer) = (&seat.topic, seat.partition, &seat.consumer);
                 // The logger may be what panicked.
                 let _ = catch_unwind(AssertUnwindSafe(|| {
                     let more = HeldBack(more);
-                    log::error!("{topic}[{partition}]/{consumer}: {what}; it begins anew{more}");
+                    log::error!("{seat}: {what}; it begins anew{more}");
                 }));
             }
             seat.interrupt.sleep(RETRY, STOP);

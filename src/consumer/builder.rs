@@ -398,7 +398,7 @@ impl ConsumerBuilder<HasHandler> {
         };
         if persisted {
             let flusher = Flusher::new(
-                format!("{}/{}", running.topic, running.name),
+                running.to_string(),
                 table,
                 prepared.store,
                 prepared.target,
@@ -416,9 +416,7 @@ impl ConsumerBuilder<HasHandler> {
             running.spawn_lane(seat, &plan, on_fail.clone(), &streams)?;
         }
         log::info!(
-            "{}/{}: {} lanes started, instance {}",
-            running.topic,
-            running.name,
+            "{running}: {} lanes started, instance {}",
             running.seats.len(),
             streams.instance()
         );

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -110,10 +111,8 @@ impl Running {
             let unsaved = flusher.flush_all();
             if !unsaved.is_empty() {
                 log::warn!(
-                    "{}/{}: stopped, and the positions of partitions {unsaved:?} are not stored: \
-                     their last messages will be handled again",
-                    running.topic,
-                    running.name
+                    "{running}: stopped, and the positions of partitions {unsaved:?} are not stored: \
+                     their last messages will be handled again"
                 );
             }
             *running.unsaved.lock() = unsaved;
@@ -142,12 +141,7 @@ impl Running {
                 LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
                 LaneEnd::ByPolicy(why) => {
                     seat.monitor.enter(LaneState::Stopped, &why);
-                    log::warn!(
-                        "{}[{}]/{}: the partition has stopped: {why}",
-                        running.topic,
-                        seat.partition,
-                        running.name
-                    );
+                    log::warn!("{seat}: the partition has stopped: {why}");
                 }
                 LaneEnd::Failed(e) => {
                     seat.monitor.enter(LaneState::Stopped, &e.to_string());
@@ -155,7 +149,7 @@ impl Running {
                         None => streams.fail(e),
                         // Other lanes may fail before they hear of it.
                         Some(hook) if !running.failed.swap(true, Ordering::Relaxed) => {
-                            log::error!("stopping {}/{}: {e}", running.topic, running.name);
+                            log::error!("{running}: stopping: {e}");
                             running.signal_stop();
                             hook(&e);
                         }
@@ -230,9 +224,7 @@ impl Running {
                     each.sum()
                 };
                 log::info!(
-                    "{}/{}: stopped; handled {}, stepped over {}",
-                    self.topic,
-                    self.name,
+                    "{self}: stopped; handled {}, stepped over {}",
                     total(|m| &m.handled),
                     total(|m| &m.skipped)
                 );
@@ -250,10 +242,8 @@ impl Running {
             .filter_map(|t| t.thread().name())
             .collect();
         log::warn!(
-            "{}/{}: stopped after {:.1} s with handlers still running on {stuck:?}; \
+            "{self}: stopped after {:.1} s with handlers still running on {stuck:?}; \
              what they are at will be handled again",
-            self.topic,
-            self.name,
             self.shutdown_timeout.as_secs_f64()
         );
     }
@@ -279,5 +269,11 @@ impl Running {
                 unhealthy_block: self.unhealthy_block,
             }
         })
+    }
+}
+
+impl fmt::Display for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.name)
     }
 }
