@@ -92,7 +92,8 @@ impl ConsumerBuilder {
     }
 
     /// Handles messages batch by batch. `make` is called on each lane, with its partition, when the lane
-    /// begins and after a panic; each lane has the handler it made to itself.
+    /// begins and after a panic; each lane has the handler it made to itself. When it panics itself, the
+    /// lane begins anew a second later, or goes on with the handler it has.
     pub fn batches<F, B>(self, make: F) -> ConsumerBuilder<HasHandler>
     where
         F: Fn(u32) -> B + Send + Sync + 'static,
@@ -252,7 +253,7 @@ impl<H> ConsumerBuilder<H> {
     }
 
     /// Says what an error type means, for errors thrown with a bare `?`: `None` leaves it an ordinary
-    /// error. Called on the lane, after a failure.
+    /// error, and so does a panic of it. Called on the lane, after a failure.
     ///
     /// ```no_run
     /// # use streamlane::{Action, Message, Streams};
