@@ -16,7 +16,7 @@ use crate::{
     backoff::jittered,
     clock,
     error::{Error, ErrorKind, ServerClass},
-    quiet::Quiet,
+    quiet::{HeldBack, Quiet},
     sync::Mutex,
 };
 
@@ -368,7 +368,7 @@ impl Pass<'_> {
         match line {
             None => log::debug!("{why}"),
             Some(0) => log::error!("{why}; further attempts are a second or more apart"),
-            Some(more) => log::error!("{why}; {more} more failures since the last such line"),
+            Some(more) => log::error!("{why}{}", HeldBack(more)),
         }
     }
 }
