@@ -372,12 +372,9 @@ impl<'a> Message<'a> {
     /// [`ErrorKind::Malformed`] when the body is not JSON or does not fit `T`.
     pub fn decode_json<'s, T: Deserialize<'s>>(&self, scratch: &'s mut Scratch) -> Result<T> {
         scratch.decode(self.body()).map_err(|e| {
-            Error::new(
-                ErrorKind::Malformed,
-                "decode",
-                format!("message {}", self.id()),
-            )
-            .caused_by(e)
+            let (id, bytes) = (self.id(), self.body().len());
+            let what = format!("message {id}: JSON of {bytes} bytes does not decode");
+            Error::new(ErrorKind::Malformed, "decode", what).caused_by(e)
         })
     }
 

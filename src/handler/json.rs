@@ -4,10 +4,7 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 
-use crate::{
-    HandlerResult, Message, MessageHandler, Scratch,
-    error::{Error, ErrorKind},
-};
+use crate::{HandlerResult, Message, MessageHandler, Scratch};
 
 /// Takes decoded messages of one partition, one by one, in order.
 ///
@@ -62,7 +59,7 @@ pub trait TypedHandler: Send {
     /// # Errors
     ///
     /// As for [`MessageHandler::handle`]. A body that does not decode never gets here: it is an
-    /// ordinary error of kind [`ErrorKind::Malformed`].
+    /// ordinary error of kind [`ErrorKind::Malformed`](crate::ErrorKind::Malformed).
     fn handle(&mut self, value: Self::Value<'_>, message: &Message<'_>) -> HandlerResult;
 }
 
@@ -127,11 +124,7 @@ impl<H> Typed<H> {
 
 impl<H: TypedHandler> MessageHandler for Typed<H> {
     fn handle(&mut self, message: &Message<'_>) -> HandlerResult {
-        let body = message.body();
-        let value: H::Value<'_> = self.scratch.decode(body).map_err(|e| {
-            let what = format!("JSON of {} bytes does not decode", body.len());
-            Error::new(ErrorKind::Malformed, "decode", what).caused_by(e)
-        })?;
+        let value: H::Value<'_> = message.decode_json(&mut self.scratch)?;
         self.handler.handle(value, message)
     }
 }
