@@ -280,7 +280,7 @@ impl Error {
     }
 
     #[must_use]
-    pub(crate) fn applied(mut self, outcome: Outcome) -> Self {
+    pub(crate) fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
         self
     }
@@ -466,7 +466,7 @@ mod tests {
             .on_key(b"re:s:{orders}:0")
             .at("127.0.0.1:6379")
             .saying("no answer within 500 ms")
-            .applied(Outcome::Unknown);
+            .with_outcome(Outcome::Unknown);
         assert_eq!(
             e.to_string(),
             "publish on re:s:{orders}:0 at 127.0.0.1:6379: no answer within 500 ms \

@@ -464,7 +464,7 @@ impl Reader {
     /// A read changes nothing, so whether it was applied is no question.
     fn about(&self, e: Error) -> Error {
         e.during("read")
-            .applied(Outcome::NotApplied)
+            .with_outcome(Outcome::NotApplied)
             .on_key(&self.key)
             .at(self.target.endpoint())
     }

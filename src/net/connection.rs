@@ -184,7 +184,7 @@ impl Connection {
         } else {
             self.socket.recv_spin(buf, spin, timeout)
         };
-        got.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
+        got.map_err(|e| self.lost(e, timeout).with_outcome(Outcome::Unknown))
     }
 
     /// Looks, without waiting, whether the connection still stands and nothing lies in it. To be
@@ -209,7 +209,7 @@ impl Connection {
         let answer = match self.send_out(timeout) {
             Ok(()) => self.answer(deadline, timeout),
             // the server does not run half a command
-            Err(e) => Err(e.applied(Outcome::NotApplied)),
+            Err(e) => Err(e.with_outcome(Outcome::NotApplied)),
         };
         let answer = answer.and_then(|a| self.nothing_left().and(a));
         answer.map_err(|e| about(e, cmd))
@@ -294,13 +294,13 @@ impl Connection {
         }
         redis::parse_redis_value(reply).map(Ok).map_err(|e| {
             let e = io::Error::new(io::ErrorKind::InvalidData, e.to_string());
-            self.lost(e, timeout).applied(Outcome::Unknown)
+            self.lost(e, timeout).with_outcome(Outcome::Unknown)
         })
     }
 
     fn receive(&mut self, deadline: Instant, timeout: Duration) -> Result<Range<usize>, Error> {
         let place = self.replies.next(&self.socket, deadline);
-        place.map_err(|e| self.lost(e, timeout).applied(Outcome::Unknown))
+        place.map_err(|e| self.lost(e, timeout).with_outcome(Outcome::Unknown))
     }
 
     /// More answers than questions: which belongs to which is anybody's guess.
@@ -309,7 +309,7 @@ impl Connection {
             return Ok(());
         }
         let e = io::Error::new(io::ErrorKind::InvalidData, "more answers than questions");
-        Err(self.lost(e, Duration::ZERO).applied(Outcome::Unknown))
+        Err(self.lost(e, Duration::ZERO).with_outcome(Outcome::Unknown))
     }
 
     #[inline]
@@ -332,7 +332,7 @@ impl Connection {
         } else {
             Outcome::Unknown
         };
-        self.lost(e.source, timeout).applied(outcome)
+        self.lost(e.source, timeout).with_outcome(outcome)
     }
 
     /// Gives the connection up: an answer that comes late must never meet the next question.

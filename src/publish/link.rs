@@ -89,7 +89,9 @@ impl Link {
         self.out.clear();
         self.encode(m, p);
         // The server does not run a command it has only a part of.
-        let sent = self.send(by).map_err(|e| e.applied(Outcome::NotApplied));
+        let sent = self
+            .send(by)
+            .map_err(|e| e.with_outcome(Outcome::NotApplied));
         let id = sent.and_then(|()| self.receive_id(by));
         self.used_ms = clock::coarse_ms();
         self.give_back();
@@ -295,7 +297,7 @@ impl Link {
                     if is_over(&e) {
                         self.connection = None;
                     }
-                    return Err(e.applied(Outcome::NotApplied));
+                    return Err(e.with_outcome(Outcome::NotApplied));
                 }
             }
         }
@@ -362,7 +364,7 @@ impl Link {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
-        let unknown = |e: Error| e.applied(Outcome::Unknown);
+        let unknown = |e: Error| e.with_outcome(Outcome::Unknown);
         match self.inbox.next(c, by).map_err(unknown)? {
             Head::Text(id) => StreamId::parse(self.inbox.text(id)).ok_or_else(|| {
                 unknown(Error::new(
@@ -397,6 +399,6 @@ fn is_over(e: &Error) -> bool {
 /// Gives every message that has no result yet, and so was never sent, the same error.
 fn fail_rest(results: &mut Vec<Result<StreamId>>, until: usize, e: &Error) {
     while results.len() < until {
-        results.push(Err(e.again().applied(Outcome::NotApplied)));
+        results.push(Err(e.again().with_outcome(Outcome::NotApplied)));
     }
 }
