@@ -3,51 +3,14 @@
 use std::time::Duration;
 
 use crate::{
-    Result, clock,
+    Result,
     error::{Error, ErrorKind},
 };
 
 use super::{
-    Connection,
+    Connection, Deadline,
     resp::{Cursor, Head, Span, Stop},
 };
-
-/// When a call has to be over, on the coarse clock: precise to some milliseconds, nearly free to read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
-    at_ms: u64,
-    allowed: Duration,
-}
-
-/// The coarse clock's tick, or more.
-const TICK_MS: u64 = 10;
-
-impl Deadline {
-    pub(crate) fn after(allowed: Duration) -> Self {
-        Self {
-            at_ms: clock::coarse_ms().saturating_add(clock::ceil_ms(allowed)),
-            allowed,
-        }
-    }
-
-    /// What the whole call was allowed.
-    pub(crate) fn allowed(self) -> Duration {
-        self.allowed
-    }
-
-    /// What is left of it; zero when it has passed.
-    pub(crate) fn left(self) -> Duration {
-        Duration::from_millis(self.at_ms.saturating_sub(clock::coarse_ms()))
-    }
-
-    /// What a single wait may take: all that was allowed while next to nothing of it is used up, so that
-    /// a socket's timeout need not be set anew for every call.
-    pub(crate) fn wait(self) -> Duration {
-        let left = self.left();
-        let untouched = left + Duration::from_millis(TICK_MS) >= self.allowed;
-        if untouched { self.allowed } else { left }
-    }
-}
 
 /// A reused receive buffer for short replies.
 #[derive(Debug)]
@@ -268,17 +231,5 @@ mod tests {
         let mut one = Vec::new();
         resp::whole(&mut one, &[b"PING"]);
         inbox.exchange(&mut c, &one, 1, LONG).unwrap();
-    }
-
-    #[test]
-    fn a_deadline_that_has_passed_leaves_nothing() {
-        let d = Deadline::after(Duration::from_secs(5));
-        assert!(d.left() <= Duration::from_secs(5) && d.allowed() == Duration::from_secs(5));
-        assert_eq!(d.wait(), d.allowed(), "as long as nothing is used up");
-        let past = Deadline {
-            at_ms: clock::coarse_ms().saturating_sub(1),
-            allowed: Duration::from_secs(5),
-        };
-        assert!(past.left().is_zero() && past.wait().is_zero());
     }
 }

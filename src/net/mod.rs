@@ -6,6 +6,7 @@
 //! [`Socket`] and runs the [`handshake`] on it.
 
 mod connection;
+mod deadline;
 mod gate;
 mod handshake;
 mod inbox;
@@ -19,8 +20,9 @@ mod target;
 use std::time::{Duration, Instant};
 
 pub(crate) use connection::Connection;
+pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;
-pub(crate) use inbox::{Deadline, Inbox};
+pub(crate) use inbox::Inbox;
 pub(crate) use interrupt::{Interrupt, STOP};
 pub(crate) use target::{Secret, Target};
 
