@@ -4,13 +4,15 @@ use std::{
     any::Any,
     cell::RefCell,
     error::Error as StdError,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
 };
 
 use crate::{
-    Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
-    OnError, Persist,
+    Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Malformed, Message,
+    MessageHandler, OnError, Persist,
     backoff::BlockLadder,
     batch::Record,
     clock,
@@ -42,7 +44,7 @@ struct Attempts {
     made: u32,
     retried: bool,
     ladder: BlockLadder,
-    blocked_since: Option<std::time::Instant>,
+    blocked_since: Option<Instant>,
 }
 
 /// What a handler call was about.
@@ -209,9 +211,9 @@ impl Lane {
         attempts: &mut Attempts,
     ) -> Flow {
         if step.finished > 0 {
-            // another message is at the head now
+            // another message is at the head now, and this call was the first that was given it
             *attempts = Attempts {
-                made: 0,
+                made: 1,
                 ..Attempts::default()
             };
             if let Flow::End(end) = self.finished(start, total) {
@@ -226,12 +228,10 @@ impl Lane {
             }
             Then::Retry(pause) => {
                 attempts.retried = true;
-                attempts.made = attempts.made.max(1);
                 self.context.interrupt.sleep(pause, STOP);
                 Flow::On
             }
             Then::Block => {
-                attempts.made = attempts.made.max(1);
                 attempts.blocked_since.get_or_insert_with(clock::now);
                 self.monitor.enter(LaneState::Blocked, &describe(&failure));
                 let wait = attempts.ladder.next_wait();
@@ -344,8 +344,8 @@ impl Lane {
 /// The ids that a failure concerns.
 struct Ids<'a>(&'a [Record]);
 
-impl std::fmt::Display for Ids<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Ids<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [only] => write!(f, "{}", only.id),
             [first, .., last] => write!(f, "{}..{}", first.id, last.id),
@@ -360,7 +360,7 @@ fn describe(failure: &Failure) -> String {
         .unwrap_or_else(|_| "an error whose text could not be made: formatting it panicked".into())
 }
 
-fn malformed(why: crate::Malformed) -> Failure {
+fn malformed(why: Malformed) -> Failure {
     Error::new(
         ErrorKind::Malformed,
         "decode",
@@ -373,8 +373,8 @@ fn malformed(why: crate::Malformed) -> Failure {
 #[derive(Debug)]
 struct HandlerPanic(String);
 
-impl std::fmt::Display for HandlerPanic {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for HandlerPanic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the handler panicked: {}", self.0)
     }
 }
