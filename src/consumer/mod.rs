@@ -75,10 +75,9 @@ impl Consumer {
     /// was stopped by its error policy; the consumer is stopped in either case. Any error of asking the
     /// server how far there is to go.
     pub fn drain(&self, timeout: Duration) -> Result<Stopped> {
-        let outcome = self.await_tail(Deadline::after(timeout)).map_err(|e| {
-            let operation = format!("drain {}/{}", self.running.topic, self.running.name);
-            e.during(operation)
-        });
+        let outcome = self
+            .await_tail(Deadline::after(timeout))
+            .map_err(|e| e.during(format!("drain {}", self.running)));
         let stopped = self.stop();
         outcome.map(|()| stopped)
     }
