@@ -165,6 +165,7 @@ fn fresh(
     })
 }
 
+/// Stores the starts that `changed` and, under `label`, that the start point was applied.
 fn keep(
     connection: &mut Connection,
     places: &Places<'_>,

@@ -1,6 +1,9 @@
 //! Where positions are kept: the commands that load and store them, rendered without allocation.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::{self, Write as _},
+    time::Duration,
+};
 
 use crate::{
     Result, StreamId,
@@ -57,7 +60,7 @@ impl PositionStore {
         &self,
         connection: &mut Connection,
         partitions: u32,
-        timeout: std::time::Duration,
+        timeout: Duration,
     ) -> Result<Vec<Option<Stored>>> {
         let mut positions = redis::cmd("HMGET");
         positions.arg(&*self.positions_key);
@@ -132,7 +135,7 @@ impl PositionStore {
     }
 
     /// Adds an argument rendered in a reused buffer.
-    fn arg(&mut self, out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    fn arg(&mut self, out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
         self.text.clear();
         let _ = self.text.write_fmt(text);
         resp::arg(out, self.text.as_bytes());
