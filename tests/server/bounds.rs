@@ -257,3 +257,49 @@ fn positions_stored_with_each_message_are_not_missed_when_the_server_is_gone() {
     server.kill();
     assert!(consumer.stop().unsaved.is_empty());
 }
+
+/// Whoever asks for positions, or stores them, gives a connection up whose answer does not come in time.
+#[test]
+fn late_answers_about_positions_reach_nobody() {
+    let late = |reply: Reply| {
+        let after = Duration::from_millis(800);
+        Some(Answer::Delay(after, reply.to_bytes()))
+    };
+    let (mut asked, mut stores, mut started) = (0, 0, false);
+    let stub = two_messages("tardy", move |args| {
+        started |= args[0] == b"XREAD";
+        match &args[0][..] {
+            b"HMGET" if args[1].starts_with(b"re:p:") => {
+                asked += 1;
+                (asked == 1).then(|| late(Reply::Array(vec![Reply::bulk("9-9")])))?
+            }
+            b"HSET" if started && args[1] == b"re:p:{tardy}:c" => {
+                stores += 1;
+                (stores == 1).then(|| late(Reply::Int(1)))?
+            }
+            _ => None,
+        }
+    });
+    let settings = settings(&stub.url(), "tardy", 1).connect_timeout(Duration::from_millis(500));
+    let streams = Streams::open(settings.start_timeout(Duration::from_millis(1))).unwrap();
+    let seen = Seen::default();
+    let consumer = || {
+        let consumer = streams.consumer("tardy").name("c");
+        recording(consumer.persist_interval(Duration::from_millis(10)), &seen)
+    };
+    let e = consumer().start().map(drop).expect_err("it is late");
+    assert!(e.kind() == ErrorKind::Timeout && e.is_retryable(), "{e}");
+    let place = stub.addr().to_string();
+    for word in ["re:p:{tardy}:c", &place, "no answer within 500 ms"] {
+        assert!(e.to_string().contains(word), "{word}: {e}");
+    }
+    let _consumer = consumer().start().unwrap();
+    assert_eq!(seen.wait_for(2), ["1-0", "2-0"]);
+    let stores = || {
+        let all = stub.seen().into_iter();
+        let stores = all.filter(|s| s.text().contains("HSET re:p:{tardy}:c 0 2-0|"));
+        stores.map(|s| s.connection).collect::<Vec<_>>()
+    };
+    expect("the position to be stored again", || stores().len() >= 2);
+    assert_ne!(stores()[0], stores()[1]);
+}
