@@ -16,7 +16,10 @@ use streamlane::{
     *,
 };
 
-use crate::{lifecycle::ended, support::*};
+use crate::{
+    lifecycle::{at_once, ended},
+    support::*,
+};
 
 /// A server of one topic with one partition, which holds two messages and whose other answers are
 /// those of a real one, unless `other` has one.
@@ -302,4 +305,23 @@ fn late_answers_about_positions_reach_nobody() {
     };
     expect("the position to be stored again", || stores().len() >= 2);
     assert_ne!(stores()[0], stores()[1]);
+}
+
+#[test]
+fn stopping_ends_a_start_that_waits_for_the_server() {
+    let stub = Stub::start(|args, _| match &args[0][..] {
+        b"HMGET" => Answer::Reply(Reply::Error("LOADING Redis is loading the dataset".into())),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let streams = open(&stub.url(), "loads", 1);
+    thread::scope(|s| {
+        let start = || recording(streams.consumer("loads").name("c"), &Seen::default()).start();
+        let starting = s.spawn(start);
+        expect("it to be tried again", || stub.count("HMGET") > 1);
+        streams.stop();
+        let e = at_once("ending the start", || starting.join().unwrap()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Stopped);
+        assert!(e.to_string().contains("LOADING"), "{e}");
+    });
 }
