@@ -63,11 +63,13 @@ fn a_chosen_database_is_kept_over_every_reconnect() {
         .start()
         .unwrap();
     let publisher = streams.publisher("base").unwrap();
+    let mut dedicated = publisher.dedicated();
     let mut stored = 0;
     for _ in 0..50 {
         for n in 0..4 {
             stored += usize::from(publisher.publish("", "T", n.to_string()).is_ok());
         }
+        stored += usize::from(dedicated.publish("", "T", "dedicated").is_ok());
         server
             .command(&["CLIENT", "KILL", "TYPE", "normal"])
             .unwrap();
