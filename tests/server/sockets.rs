@@ -221,7 +221,9 @@ fn a_read_that_outlives_its_block_is_survived_with_and_without_enough_slack() {
 fn a_dead_link_is_noticed_by_readers_and_publishers_within_their_deadlines() {
     let server = server();
     let relay = Relay::to(&server).unwrap();
-    let settings = settings(&relay.url(), "dead", 1).publish_timeout(ms(700));
+    let settings = settings(&relay.url(), "dead", 1)
+        .connect_timeout(2 * SECOND)
+        .publish_timeout(ms(700));
     let streams = Streams::open(settings).unwrap();
     let (block, slack) = (ms(1000), ms(500));
     let seen = Seen::default();
