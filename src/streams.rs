@@ -19,7 +19,7 @@ use crate::{
     clock,
     consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
     consumer::Running,
-    net::{self, Connection, Deadline, Gate, Interrupt, STOP, Target},
+    net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{PublishPlan, StreamKeys, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
@@ -232,7 +232,8 @@ impl Streams {
         evaluate(&self.partitions(), down.as_deref())
     }
 
-    /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return.
+    /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return. From then on no
+    /// consumer's start waits for a server that is not ready.
     ///
     /// Blocks for up to the longest of their shutdown timeouts.
     pub fn stop(&self) {
@@ -385,7 +386,6 @@ impl Streams {
         let settings = &self.inner.settings;
         let until = clock::now() + settings.start_timeout;
         let mut told = false;
-        let pause = Interrupt::default();
         loop {
             let e = match self
                 .dial("streams-admin", Duration::MAX)
@@ -404,8 +404,19 @@ impl Streams {
                     settings.start_timeout
                 );
             }
-            pause.sleep(jittered(START_RETRY), STOP);
+            if self.stopped_within(jittered(START_RETRY)) {
+                let what = format!("told to stop while the server was not ready: {e}");
+                return Err(Error::new(ErrorKind::Stopped, "start", what));
+            }
         }
+    }
+
+    /// Lets so much time pass, or less when everything is told to stop: then it returns true.
+    fn stopped_within(&self, time: Duration) -> bool {
+        let until = clock::now() + time;
+        let mut end = self.inner.end.lock();
+        while !end.stopped && !self.inner.ended.wait_until(&mut end, until).timed_out() {}
+        end.stopped
     }
 }
 

@@ -220,6 +220,8 @@ impl Lane {
                 return Flow::End(end);
             }
         }
+        // what it is about, or, where all was done, what it came after
+        let id = self.reader.records()[start.min(total - 1)].id;
         match step.then {
             Then::GoOn => {
                 self.monitor.enter(LaneState::Running, "");
@@ -233,13 +235,14 @@ impl Lane {
             }
             Then::Block => {
                 attempts.blocked_since.get_or_insert_with(clock::now);
-                self.monitor.enter(LaneState::Blocked, &describe(&failure));
+                let reason = format!("message {id}: {}", describe(&failure));
+                self.monitor.enter(LaneState::Blocked, &reason);
                 let wait = attempts.ladder.next_wait();
                 self.context.interrupt.sleep(wait, STOP);
                 Flow::On
             }
             Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(
-                "{} after {}: {}",
+                "{} at message {id} after {}: {}",
                 // whatever the policy, nothing else stops a partition under it
                 if self.plan.on_error == OnError::StopPartition && failure.action().is_none() {
                     "OnError StopPartition"
@@ -250,7 +253,8 @@ impl Lane {
                 describe(&failure)
             ))),
             Then::Fail => {
-                let what = format!("{self}: OnError Fail after {}", failure.type_name());
+                let after = failure.type_name();
+                let what = format!("{self}: OnError Fail at message {id} after {after}");
                 let error =
                     Error::new(ErrorKind::Handler, "handle", what).caused_by(failure.into_error());
                 Flow::End(LaneEnd::Failed(error))

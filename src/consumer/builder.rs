@@ -333,7 +333,8 @@ impl ConsumerBuilder<HasHandler> {
     /// # Errors
     ///
     /// Settings that contradict one another, a consumer of this topic and name that runs in this process
-    /// already, a topic that does not fit its settings, or a server that cannot be reached.
+    /// already, a topic that does not fit its settings, or a server that cannot be reached; and
+    /// [`ErrorKind::Stopped`](crate::ErrorKind::Stopped) when [`Streams::stop`] was called while it waited.
     pub fn start(self) -> Result<Consumer> {
         let ConsumerBuilder {
             streams,

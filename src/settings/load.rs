@@ -225,6 +225,14 @@ mod tests {
             Settings::from_env_with(NO_VARIABLES).unwrap(),
             Settings::default()
         );
+        // a server that is busy answers late, one that is gone does not answer
+        let seconds = Duration::from_secs;
+        assert_eq!(Settings::default().connect_timeout, seconds(5));
+        let consumer = ConsumerSettings::new("t");
+        assert_eq!(
+            (consumer.block, consumer.read_slack),
+            (seconds(1), seconds(3))
+        );
     }
 
     #[test]

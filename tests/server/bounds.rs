@@ -16,7 +16,10 @@ use streamlane::{
     *,
 };
 
-use crate::{lifecycle::ended, support::*};
+use crate::{
+    lifecycle::{at_once, ended},
+    support::*,
+};
 
 /// A server of one topic with one partition, which holds two messages and whose other answers are
 /// those of a real one, unless `other` has one.
@@ -256,4 +259,69 @@ fn positions_stored_with_each_message_are_not_missed_when_the_server_is_gone() {
     reads_on(&server);
     server.kill();
     assert!(consumer.stop().unsaved.is_empty());
+}
+
+/// Whoever asks for positions, or stores them, gives a connection up whose answer does not come in time.
+#[test]
+fn late_answers_about_positions_reach_nobody() {
+    let late = |reply: Reply| {
+        let after = Duration::from_millis(800);
+        Some(Answer::Delay(after, reply.to_bytes()))
+    };
+    let (mut asked, mut stores, mut started) = (0, 0, false);
+    let stub = two_messages("tardy", move |args| {
+        started |= args[0] == b"XREAD";
+        match &args[0][..] {
+            b"HMGET" if args[1].starts_with(b"re:p:") => {
+                asked += 1;
+                (asked == 1).then(|| late(Reply::Array(vec![Reply::bulk("9-9")])))?
+            }
+            b"HSET" if started && args[1] == b"re:p:{tardy}:c" => {
+                stores += 1;
+                (stores == 1).then(|| late(Reply::Int(1)))?
+            }
+            _ => None,
+        }
+    });
+    let settings = settings(&stub.url(), "tardy", 1).connect_timeout(Duration::from_millis(500));
+    let streams = Streams::open(settings.start_timeout(Duration::from_millis(1))).unwrap();
+    let seen = Seen::default();
+    let consumer = || {
+        let consumer = streams.consumer("tardy").name("c");
+        recording(consumer.persist_interval(Duration::from_millis(10)), &seen)
+    };
+    let e = consumer().start().map(drop).expect_err("it is late");
+    assert!(e.kind() == ErrorKind::Timeout && e.is_retryable(), "{e}");
+    let place = stub.addr().to_string();
+    for word in ["re:p:{tardy}:c", &place, "no answer within 500 ms"] {
+        assert!(e.to_string().contains(word), "{word}: {e}");
+    }
+    let _consumer = consumer().start().unwrap();
+    assert_eq!(seen.wait_for(2), ["1-0", "2-0"]);
+    let stores = || {
+        let all = stub.seen().into_iter();
+        let stores = all.filter(|s| s.text().contains("HSET re:p:{tardy}:c 0 2-0|"));
+        stores.map(|s| s.connection).collect::<Vec<_>>()
+    };
+    expect("the position to be stored again", || stores().len() >= 2);
+    assert_ne!(stores()[0], stores()[1]);
+}
+
+#[test]
+fn stopping_ends_a_start_that_waits_for_the_server() {
+    let stub = Stub::start(|args, _| match &args[0][..] {
+        b"HMGET" => Answer::Reply(Reply::Error("LOADING Redis is loading the dataset".into())),
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let streams = open(&stub.url(), "loads", 1);
+    thread::scope(|s| {
+        let start = || recording(streams.consumer("loads").name("c"), &Seen::default()).start();
+        let starting = s.spawn(start);
+        expect("it to be tried again", || stub.count("HMGET") > 1);
+        streams.stop();
+        let e = at_once("ending the start", || starting.join().unwrap()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Stopped);
+        assert!(e.to_string().contains("LOADING"), "{e}");
+    });
 }

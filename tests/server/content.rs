@@ -230,6 +230,10 @@ fn what_is_no_message_is_stepped_over_and_its_neighbours_are_handled() {
         (strange as u64, strange as u64)
     );
     assert_eq!((status.state, status.connects), (LaneState::Running, 1));
+    let lines = warned("mixed[0]/c");
+    for word in ["1-1", "no body"] {
+        assert!(lines[0].contains(word), "{word}: {lines:?}");
+    }
 }
 
 #[test]
@@ -292,6 +296,8 @@ fn under_stop_partition_it_stops_its_own_partition_and_no_other() {
         StreamId::new(1, 0),
         "the position stays before it"
     );
-    assert!(status.reason.contains("no body"), "{}", status.reason);
+    for word in ["1-1", "no body"] {
+        assert!(status.reason.contains(word), "{word}: {}", status.reason);
+    }
     assert_eq!(consumer.partitions()[1].state, LaneState::Running);
 }

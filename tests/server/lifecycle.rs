@@ -131,6 +131,11 @@ fn nothing_is_handled_after_stop_has_returned() {
         }
         over.store(true, SeqCst);
     });
+    assert_eq!(
+        ["after[", "after/c"].map(warned).concat(),
+        [""; 0],
+        "a stop is nothing to complain about"
+    );
 }
 
 /// A place for a consumer that its own handler can reach.
@@ -214,13 +219,17 @@ fn a_handler_may_publish_ask_and_stop_others() {
     let seen = Seen::default();
     let (all, record, stopped) = (streams.clone(), seen.clone(), Arc::clone(&other));
     let publisher = streams.publisher("chatty").unwrap();
-    let consumer = streams.consumer("chatty").name("c").shared(move |m| {
+    let consumer = streams.consumer("chatty").name("c").block(BLOCK);
+    let consumer = consumer.shared(move |m| {
         let n: u32 = std::str::from_utf8(m.body())?.parse()?;
         if n < 5 {
             publisher.publish("k", "T", (n + 1).to_string())?;
         }
         assert_eq!(all.health().status, Status::Healthy);
         assert_eq!(all.partitions().len(), 2);
+        let third = all.consumer("chatty").name("third");
+        let third = recording(third, &Seen::default()).start()?;
+        third.drain(PATIENCE)?;
         stopped.stop();
         record.push(n);
         Ok(())
@@ -279,6 +288,39 @@ fn stopping_waits_for_a_frozen_server_no_longer_than_it_is_told() {
                 "the partition that moved is named"
             );
         }
+    }
+}
+
+/// Lanes of a server that is gone wait for their next try, those of one that hangs for an answer to
+/// their greeting.
+#[test]
+fn stopping_ends_the_wait_for_a_server_that_is_away() {
+    let server = server();
+    for (topic, hangs) in [("away-hangs", true), ("away-gone", false)] {
+        let streams = open(&server.url(), topic, 3);
+        let short = Duration::from_millis(200);
+        let consumer = streams.consumer(topic).name("c").read_slack(short);
+        let consumer = recording(consumer.block(short), &Seen::default());
+        let consumer = consumer.start().unwrap();
+        running(&consumer);
+        if hangs {
+            server.pause().unwrap();
+        } else {
+            server.kill();
+        }
+        expect("the lanes to notice", || {
+            let all = consumer.partitions();
+            all.iter().all(|p| p.state == LaneState::Disconnected)
+        });
+        let start = Instant::now();
+        let stopped = consumer.stop();
+        let took = start.elapsed();
+        if hangs {
+            server.resume().unwrap();
+        }
+        assert!(took < Duration::from_secs(1), "{topic}: {took:?}");
+        assert!(stopped.still_running.is_empty() && stopped.unsaved.is_empty());
+        ended(&consumer);
     }
 }
 

@@ -233,6 +233,8 @@ fn health_tells_an_outage_in_time_and_its_end_whether_one_reads_or_publishes() {
                 assert_eq!(health.status, Status::Unhealthy);
                 assert!(!health.description.is_empty());
             }
+            let all = |state| consumer.partitions().iter().all(|p| p.state == state);
+            expect("each lane to say so", || all(LaneState::Disconnected));
             match kind {
                 "hangs" => server.resume().unwrap(),
                 _ => server.restart().unwrap(),
@@ -268,7 +270,8 @@ fn a_publisher_waits_out_a_short_outage_within_its_deadline() {
 #[test]
 fn a_server_that_loads_its_data_is_waited_for_at_start_and_later() {
     let server = server();
-    let streams = open(&server.url(), "loading", 2);
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "loading", 2);
     let seen = Seen::default();
     let consumer = recording(streams.consumer("loading").name("early"), &seen)
         .start()
@@ -279,6 +282,7 @@ fn a_server_that_loads_its_data_is_waited_for_at_start_and_later() {
     let slowly = ["--key-load-delay", "1000"];
     let events = ["--loading-process-events-interval-bytes", "1024"];
     server.restart_with(&[slowly, events].concat()).unwrap();
+    let (began, dials) = (Instant::now(), relay.accepted());
 
     expect("health to say what the server does", || {
         let health = streams.health();
@@ -305,6 +309,9 @@ fn a_server_that_loads_its_data_is_waited_for_at_start_and_later() {
             let loading = || server.command(&["PING"]).is_err();
             assert!(loading(), "it was loaded too soon to prove anything");
             expect("the data to be loaded", || !loading());
+            let (dials, took) = (relay.accepted() - dials, began.elapsed());
+            // one for each connection that was lost, all of them when it is over, else one a second
+            assert!(dials <= 3 + 4 + took.as_secs(), "{dials} in {took:?}");
             Instant::now()
         });
         let late = open(&server.url(), "loading", 2);
@@ -341,11 +348,13 @@ fn a_change_of_role_and_back_is_lived_through_quietly() {
     publisher.publish("k", "T", "first").unwrap();
 
     server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
-    let began = Instant::now();
+    let (began, used) = (Instant::now(), lane_threads("role").1);
     let mut errors = Vec::new();
     while began.elapsed() < ms(3000) {
         errors.push(publisher.publish("k", "T", "refused").unwrap_err());
     }
+    let (used, took) = (lane_threads("role").1.saturating_sub(used), began.elapsed());
+    assert!(used < took.mul_f64(0.02), "{used:?} in {took:?}");
     let place = server.socket_path();
     for e in &errors {
         let told = (e.server_class(), e.server_code(), e.outcome());

@@ -323,6 +323,12 @@ fn a_position_hash_of_another_type_delays_storing_and_nothing_else() {
     expect("a line about it", || {
         !logged(&["INFO wrong/c", "stored again"]).is_empty()
     });
+    let lines = warned("wrong/c");
+    assert_eq!(
+        lines.len(),
+        1,
+        "one line, however often it was tried: {lines:?}"
+    );
     assert!(consumer.stop().unsaved.is_empty());
 }
 

@@ -25,6 +25,17 @@ fn dials(server: &PrivateServer) -> u64 {
     found.unwrap().trim().parse().unwrap()
 }
 
+/// How many reads the server has said no to.
+fn refused_reads(server: &PrivateServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
+    let line = stats.lines().find(|l| l.starts_with("cmdstat_xread:"));
+    let of = |name: &str| -> u64 {
+        let count = line.and_then(|l| l.split(name).nth(1));
+        count.map_or(0, |n| n.split(',').next().unwrap().trim().parse().unwrap())
+    };
+    of("rejected_calls=") + of("failed_calls=")
+}
+
 #[track_caller]
 fn refused(e: &Error, class: ServerClass, code: &str, retryable: bool) {
     let told = (e.server_class(), e.server_code(), e.outcome());
@@ -52,11 +63,13 @@ fn a_chosen_database_is_kept_over_every_reconnect() {
         .start()
         .unwrap();
     let publisher = streams.publisher("base").unwrap();
+    let mut dedicated = publisher.dedicated();
     let mut stored = 0;
     for _ in 0..50 {
         for n in 0..4 {
             stored += usize::from(publisher.publish("", "T", n.to_string()).is_ok());
         }
+        stored += usize::from(dedicated.publish("", "T", "dedicated").is_ok());
         server
             .command(&["CLIENT", "KILL", "TYPE", "normal"])
             .unwrap();
@@ -258,10 +271,20 @@ fn a_lane_that_is_refused_says_so_and_goes_on_when_it_may() {
                 .any(|p| p.state == LaneState::Refused)
         );
         let (began, before) = (Instant::now(), dials(&server));
+        let (reads, used) = (refused_reads(&server), lane_threads("refuse").1);
         thread::sleep(2 * SECOND);
-        let dials = dials(&server) - before - 1; // the look itself is one
+        let dials = dials(&server) - before - 2; // the looks themselves
+        let (reads, used) = (
+            refused_reads(&server) - reads,
+            lane_threads("refuse").1.saturating_sub(used),
+        );
         let took = began.elapsed();
         assert!(dials <= took.as_secs() + 1, "{dials} in {took:?}");
+        assert!(
+            (1..=4 * (took.as_secs() + 1)).contains(&reads),
+            "{reads} refused reads in {took:?}"
+        );
+        assert!(used < took.mul_f64(0.02), "{used:?} in {took:?}");
         mend();
         let mended = Instant::now();
         let body = seen.len() as u32;
@@ -290,6 +313,11 @@ fn a_lane_that_is_refused_says_so_and_goes_on_when_it_may() {
         "retyped",
     );
     quiet("refuse", 4, 1);
+    for p in 0..4 {
+        let lane = format!("INFO refuse[{p}]/c: reads again after ");
+        let told = logged(&[&lane]);
+        assert_eq!(told.len(), 1, "{told:?}");
+    }
 }
 
 #[test]

@@ -221,7 +221,9 @@ fn a_read_that_outlives_its_block_is_survived_with_and_without_enough_slack() {
 fn a_dead_link_is_noticed_by_readers_and_publishers_within_their_deadlines() {
     let server = server();
     let relay = Relay::to(&server).unwrap();
-    let settings = settings(&relay.url(), "dead", 1).publish_timeout(ms(700));
+    let settings = settings(&relay.url(), "dead", 1)
+        .connect_timeout(2 * SECOND)
+        .publish_timeout(ms(700));
     let streams = Streams::open(settings).unwrap();
     let (block, slack) = (ms(1000), ms(500));
     let seen = Seen::default();
@@ -255,8 +257,17 @@ fn a_dead_link_is_noticed_by_readers_and_publishers_within_their_deadlines() {
     assert_eq!(seen.wait_for(2), ["before", "direct"]);
     let took = cut.elapsed();
     assert!(took <= block + slack + 2 * SECOND, "{took:?}");
-    publisher.publish("k", "T", "after").unwrap();
+    let lines = warned("dead[0]/");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let place = relay.addr().to_string();
+    for word in ["read on re:s:{dead}:0", &place, "no answer within 1500 ms"] {
+        assert!(lines[0].contains(word), "{word}: {}", lines[0]);
+    }
+    let id = publisher.publish("k", "T", "after").unwrap();
     assert_eq!(seen.wait_for(3)[2], "after");
+    expect("the position to be stored over another connection", || {
+        stored(&server, "dead", "c", 0) == Some(id)
+    });
 }
 
 #[test]
@@ -430,8 +441,27 @@ fn lanes_that_wait_keep_nobody_else_waiting() {
         slowest < SECOND,
         "behind a read one waits 5 s, not {slowest:?}"
     );
+    let mut published = 200;
+    // a machine with other things to do may take longer now and then
+    expect("99 of 100 messages to take less than 50 ms each", || {
+        let quick = (0..100).filter(|_| {
+            let started = Instant::now();
+            publisher.publish("k", "T", "quick").unwrap();
+            started.elapsed() < ms(50)
+        });
+        let quick = quick.count();
+        published += 100;
+        quick >= 99
+    });
+    seen.wait_for(published);
+    let started = Instant::now();
+    let other = streams.consumer("wait16").name("other");
+    drop(recording(other.start_from(StartFrom::Now), &Seen::default()).start());
+    assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
     // 16 lanes, the positions, the publisher
-    assert_eq!(connections(&server, "wait16"), before);
+    expect("the same connections as before", || {
+        connections(&server, "wait16") == before
+    });
 }
 
 #[test]
