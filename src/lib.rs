@@ -133,7 +133,7 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `testing` | [`testing`]: private servers, fault tools and the log checker |
+//! | `testing` | the module `testing`: private servers, fault tools and the log checker |
 //! | `cli` | the program `streamlane`, with `demo` |
 //!
 //! # What it does not do (yet)
@@ -141,10 +141,6 @@
 //! One instance consumes a whole topic under one consumer name; leases between instances, work queues
 //! with retries and dead letters, buffered publishing, an outbox, metrics, TLS and clusters are not in
 //! this version. Settings that would need them are refused rather than ignored.
-#![cfg_attr(
-    not(feature = "testing"),
-    doc = "\n\n[`testing`]: https://docs.rs/streamlane"
-)]
 
 mod backoff;
 mod batch;
