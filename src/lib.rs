@@ -41,7 +41,7 @@
 //!   borrowed from a scratch copy. It makes a [`Consumer`].
 //! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
-//! - [`Streams::health`] is a verdict from atomics, [`Streams::partitions`] what it is based on.
+//! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
 //!
 //! # The error contract
 //!

@@ -226,7 +226,8 @@ impl Streams {
             .collect()
     }
 
-    /// A verdict over everything consumed here, from atomics: it asks no server.
+    /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that
+    /// is held for no longer than it takes to look.
     pub fn health(&self) -> Health {
         let down = Gate::of(&self.inner.target).down();
         evaluate(&self.partitions(), down.as_deref())
