@@ -4,6 +4,7 @@ mod counts;
 mod dedicated;
 mod encoder;
 mod ensure;
+mod line;
 mod link;
 mod message;
 mod plan;
