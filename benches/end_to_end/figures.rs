@@ -5,6 +5,7 @@ use crate::{Outcome, options::Options};
 /// One way of doing a thing: its name, and how it is measured once. Gives one figure per column.
 pub(crate) struct Way<'a> {
     label: String,
+    is_floor: bool,
     run: Box<dyn FnMut() -> Outcome<Vec<f64>> + 'a>,
 }
 
@@ -15,13 +16,25 @@ impl<'a> Way<'a> {
     ) -> Self {
         Self {
             label: label.into(),
+            is_floor: false,
             run: Box::new(run),
+        }
+    }
+
+    /// One that all ways are compared with.
+    pub(crate) fn floor(
+        label: impl Into<String>,
+        run: impl FnMut() -> Outcome<Vec<f64>> + 'a,
+    ) -> Self {
+        Self {
+            is_floor: true,
+            ..Self::new(label, run)
         }
     }
 }
 
-/// Measures each way once a round, each round beginning with another, and prints the table. The first way
-/// is what the others are compared with.
+/// Measures each way once a round, each round beginning with another, and prints the table: for each
+/// column the figure, and then what it is by that of each floor.
 pub(crate) fn compare(
     options: &Options,
     title: &str,
@@ -39,18 +52,27 @@ pub(crate) fn compare(
             samples[i].push((ways[i].run)()?);
         }
     }
+    let floors: Vec<_> = (0..ways.len()).filter(|i| ways[*i].is_floor).collect();
     println!("\n**{title}**\n");
-    let heads = columns.iter().map(|c| format!(" {c} | x |"));
+    let by: String = floors
+        .iter()
+        .map(|f| format!(" x {} |", ways[*f].label))
+        .collect();
+    let heads = columns.iter().map(|c| format!(" {c} |{by}"));
     println!("| |{}", heads.collect::<String>());
-    println!("|---|{}", "---|---|".repeat(columns.len()));
+    println!("|---|{}", "---|".repeat(columns.len() * (1 + floors.len())));
     for (way, sample) in ways.iter().zip(&samples) {
-        let cells = (0..columns.len()).map(|c| {
+        let mut row = format!("| {} |", way.label);
+        for c in 0..columns.len() {
             let column = |rounds: &[Vec<f64>]| rounds.iter().map(|r| r[c]).collect::<Vec<_>>();
             let own = column(sample);
-            let by_floor = own.iter().zip(column(&samples[0])).map(|(a, b)| a / b);
-            format!(" {} | {:.2} |", spread(&own), median(by_floor.collect()))
-        });
-        println!("| {} |{}", way.label, cells.collect::<String>());
+            row += &format!(" {} |", spread(&own));
+            for floor in &floors {
+                let ratios = own.iter().zip(column(&samples[*floor])).map(|(a, b)| a / b);
+                row += &format!(" {:.2} |", median(ratios.collect()));
+            }
+        }
+        println!("{row}");
     }
     Ok(())
 }

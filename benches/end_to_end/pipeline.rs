@@ -6,7 +6,7 @@ use crate::{
     Bench, KEY, Outcome, TYPE, drain,
     figures::{Way, compare},
     floor::xadd,
-    machine::Mark,
+    load::{self, alone},
 };
 
 pub(crate) const TOPIC: &str = "pipeline";
@@ -21,16 +21,15 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
             let mut publisher = bench.streams.publisher(TOPIC)?.dedicated();
             let messages = vec![Outgoing::new(TYPE, &body).key(KEY); count];
             let mut ids = Vec::with_capacity(count);
-            let columns = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
             let ways = vec![
-                Way::new("bare socket", || {
-                    timed(bench, count, || {
+                Way::floor("bare socket", || {
+                    alone(bench, count, || {
                         wire.send(&bytes)?;
                         Ok(wire.ids(count)?)
                     })
                 }),
                 Way::new("dedicated publisher", || {
-                    timed(bench, count, || {
+                    alone(bench, count, || {
                         ids.clear();
                         publisher.publish_batch_into(&messages, &mut ids);
                         ids.drain(..).try_for_each(|id| id.map(drop))?;
@@ -38,29 +37,8 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
                     })
                 }),
             ];
-            compare(&bench.options, &title, &columns, ways)?;
+            compare(&bench.options, &title, &load::COLUMNS, ways)?;
         }
     }
     Ok(())
-}
-
-fn timed(
-    bench: &Bench,
-    count: usize,
-    mut publish: impl FnMut() -> Outcome<()>,
-) -> Outcome<Vec<f64>> {
-    let pid = bench.server_pid()?;
-    publish()?;
-    let before = Mark::now(pid);
-    let batches = bench.options.published.div_ceil(count as u64);
-    for _ in 0..batches {
-        publish()?;
-    }
-    let after = Mark::now(pid);
-    let n = (batches * count as u64) as f64;
-    Ok(vec![
-        n * 1e6 / (after.at - before.at) as f64,
-        (after.client - before.client) as f64 / n,
-        (after.server - before.server) as f64 / n,
-    ])
 }
