@@ -53,26 +53,26 @@ pub(crate) fn compare(
         }
     }
     let floors: Vec<_> = (0..ways.len()).filter(|i| ways[*i].is_floor).collect();
+    let names: Vec<_> = floors.iter().map(|f| &*ways[*f].label).collect();
     println!("\n**{title}**\n");
-    let by: String = floors
-        .iter()
-        .map(|f| format!(" x {} |", ways[*f].label))
-        .collect();
-    let heads = columns.iter().map(|c| format!(" {c} |{by}"));
+    if !names.is_empty() {
+        println!("x: by {}\n", names.join(" / "));
+    }
+    let heads = columns.iter().map(|c| format!(" {c} | x |"));
     println!("| |{}", heads.collect::<String>());
-    println!("|---|{}", "---|".repeat(columns.len() * (1 + floors.len())));
+    println!("|---|{}", "---|---|".repeat(columns.len()));
     for (way, sample) in ways.iter().zip(&samples) {
-        let mut row = format!("| {} |", way.label);
-        for c in 0..columns.len() {
+        let cells = (0..columns.len()).map(|c| {
             let column = |rounds: &[Vec<f64>]| rounds.iter().map(|r| r[c]).collect::<Vec<_>>();
             let own = column(sample);
-            row += &format!(" {} |", spread(&own));
-            for floor in &floors {
+            let by = floors.iter().map(|floor| {
                 let ratios = own.iter().zip(column(&samples[*floor])).map(|(a, b)| a / b);
-                row += &format!(" {:.2} |", median(ratios.collect()));
-            }
-        }
-        println!("{row}");
+                format!("{:.2}", median(ratios.collect()))
+            });
+            let by = by.collect::<Vec<_>>().join(" / ");
+            format!(" {} | {by} |", spread(&own))
+        });
+        println!("| {} |{}", way.label, cells.collect::<String>());
     }
     Ok(())
 }

@@ -162,7 +162,7 @@ pub(crate) fn describe(
         load.split(' ').next().unwrap_or("?"),
     );
     println!(
-        "server on core {:?}, client on core {:?}; {} rounds; figures: median [min-max]; x: by a floor's figure",
+        "server on {:?}, client on {:?} of the cores; {} rounds; figures: median [min-max]; x: by a floor's",
         placement.server, placement.client, options.rounds
     );
     Ok(())

@@ -18,7 +18,6 @@ mod load;
 mod machine;
 mod options;
 mod paths;
-mod pipeline;
 mod sharing;
 
 use std::{error::Error, io, process::ExitCode};
@@ -56,16 +55,11 @@ impl Bench {
             server.tcp_url()
         };
         let topic = || TopicSettings::default().partitions(1);
-        let settings = [
-            latency::TOPIC,
-            paths::TOPIC,
-            sharing::TOPIC,
-            pipeline::TOPIC,
-        ]
-        .into_iter()
-        .fold(Settings::default(), |s, name| {
-            s.with_topic(name, topic().max_len(KEPT))
-        });
+        let settings = [latency::TOPIC, paths::TOPIC, sharing::TOPIC]
+            .into_iter()
+            .fold(Settings::default(), |s, name| {
+                s.with_topic(name, topic().max_len(KEPT))
+            });
         let settings = options.bodies.iter().fold(settings, |s, body| {
             s.with_topic(drain::topic(*body), topic().max_len(100_000_000))
         });
@@ -101,7 +95,6 @@ fn run() -> Outcome<()> {
     drain::measure(&bench)?;
     paths::measure(&bench)?;
     sharing::measure(&bench)?;
-    pipeline::measure(&bench)?;
     latency::measure(&bench)
 }
 

@@ -1,5 +1,8 @@
 //! One publisher in the hands of many threads, beside what they would do without it: take turns at one
 //! socket, or have one each.
+//!
+//! A thread that lets go of a mutex mostly has it again before the others are awake. Its calls are the many
+//! quick ones, so the median flatters a mutex; the 99th percentile tells what the others wait.
 
 use parking_lot::Mutex;
 
@@ -28,7 +31,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
     };
     let one = Mutex::new(bench.wire()?);
     for &threads in &bench.options.threads {
-        let title = format!("shared publisher: {BODY} B, {threads} threads");
+        let title = format!("shared publisher: {BODY} B, threads: {threads}");
         let mut each = Vec::new();
         for _ in 0..threads {
             each.push(bench.wire()?);
