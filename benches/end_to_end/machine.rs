@@ -74,7 +74,9 @@ impl Placement {
 
 fn pin(cpus: &[usize]) -> Outcome<()> {
     let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
+    for cpu in cpus {
+        set.set(*cpu);
+    }
     Ok(sched_setaffinity(None, &set)?)
 }
 
