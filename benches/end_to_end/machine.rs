@@ -164,7 +164,7 @@ pub(crate) fn describe(
         load.split(' ').next().unwrap_or("?"),
     );
     println!(
-        "server on {:?}, client on {:?} of the cores; {} rounds; figures: median [min-max]; x: by a floor's",
+        "server on {:?}, client on {:?} of the cores; {} rounds; figures: median [min-max]; x: by a floor's figure",
         placement.server, placement.client, options.rounds
     );
     Ok(())
