@@ -1,19 +1,27 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+mod command;
+mod condition;
 mod counts;
 mod dedicated;
 mod encoder;
 mod ensure;
 mod link;
 mod message;
+mod outbox;
 mod plan;
 mod publisher;
+mod transaction;
 
+pub use command::{Argument, Command, Reply};
+pub use condition::Condition;
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
 pub(crate) use ensure::{StreamKeys, ensure};
 pub use message::{Draft, Outgoing};
+pub use outbox::{Commit, Committed, Outbox, Transaction};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
+pub use transaction::PartlyFailed;
 use {encoder::Encoder, plan::Packing};
