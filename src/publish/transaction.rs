@@ -72,13 +72,19 @@ impl Parts<'_> {
                 ("XADD".to_owned(), Some(stream.to_vec()))
             }
         };
-        let what = format!("command {i} of the transaction, {name}: {}", e.message());
-        let e = e.saying(what);
+        let e = in_step(&format!("command {i} of the transaction, {name}"), e);
         match key {
             Some(key) => e.on_key(key),
             None => e,
         }
     }
+}
+
+/// Says in which step of a transaction it went wrong.
+#[cold]
+fn in_step(step: &str, e: Error) -> Error {
+    let what = format!("{step}: {}", e.message());
+    e.saying(what)
 }
 
 #[cold]
@@ -152,18 +158,23 @@ impl Session {
             }
             begun => begun?,
         };
-        let looked_at = begun.reads.and_then(|replies| {
-            let mut pairs = parts.conditions.iter().zip(&replies);
-            Ok(pairs.all(|(condition, reply)| condition.holds(reply)))
-        });
-        if !matches!(looked_at, Ok(true)) {
-            if !looked_at.as_ref().is_err_and(is_over) {
+        if !matches!(begun.holds, Ok(true)) {
+            if !begun.holds.as_ref().is_err_and(is_over) {
                 self.abandon(c, begun.in_multi, by);
             }
-            return looked_at.map(|_| Commit::ConditionFailed);
+            return begun.holds.map(|_| Commit::ConditionFailed);
+        }
+        if by.left().is_zero() {
+            let why = format!(
+                "the {} ms were over before the commands went out",
+                by.allowed().as_millis()
+            );
+            return Err(Error::new(ErrorKind::Timeout, "outbox", why));
         }
         // The server runs nothing before it has the EXEC, which goes out last.
-        let sent = c.send(&self.second, by.wait());
+        let sent = c
+            .check_idle()
+            .and_then(|()| c.send(&self.second, by.wait()));
         sent.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let queued = parts.commands.len() + parts.messages.len();
         let executed = judge(c.answers(queued + 1, by.wait())?);
@@ -228,31 +239,8 @@ impl Session {
         let n = usize::from(!keys.is_empty()) + conditions.len() + 1;
         let sent = c.send(&self.first, by.wait());
         let answers = sent.and_then(|()| c.answers(n, by.wait()));
-        let mut answers = answers.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
-        let multi = answers.pop().unwrap_or(Ok(Value::Nil));
-        let in_multi = matches!(multi, Ok(Value::Okay));
-        if !in_multi && multi.is_ok() {
-            return Err(odd("MULTI was not answered with OK").with_outcome(Outcome::NotApplied));
-        }
-        let watch = (!keys.is_empty()).then(|| answers.remove(0));
-        let refused = watch.and_then(Result::err);
-        let reads = answers
-            .into_iter()
-            .zip(conditions)
-            .map(|(answer, condition)| {
-                let about = |e: Error| {
-                    let e = e.during(condition.read().name());
-                    let key = condition.read().keys().next();
-                    e.on_key(key.unwrap_or_default())
-                };
-                answer.map(Reply::of).map_err(about)
-            });
-        let reads = match refused {
-            Some(e) => Err(e.during("WATCH").on_key(keys[0])),
-            None => reads.collect::<Result<Vec<_>>>(),
-        };
-        let reads = reads.and_then(|r| multi.map(|_| r).map_err(|e| e.during("MULTI")));
-        Ok(Begun { reads, in_multi })
+        let answers = answers.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
+        Ok(look(conditions, answers))
     }
 
     /// Leaves a transaction that has no commands yet.
@@ -323,11 +311,46 @@ impl Session {
     }
 }
 
-/// After the first round trip.
+/// What the answers to the first write mean.
 struct Begun {
-    /// What the conditions look at, or who refused first.
-    reads: Result<Vec<Reply>>,
+    /// Whether all conditions hold, or what was refused first.
+    holds: Result<bool>,
     in_multi: bool,
+}
+
+/// Judges the answers to the WATCH, if there is a condition, to what the conditions read, and to MULTI.
+fn look(conditions: &[Condition], answers: Vec<Result<Value>>) -> Begun {
+    let mut answers = answers.into_iter();
+    let watch = if conditions.is_empty() {
+        None
+    } else {
+        answers.next()
+    };
+    let multi = answers.next_back().unwrap_or(Ok(Value::Nil));
+    let in_multi = matches!(multi, Ok(Value::Okay));
+    let agreed = |step: &str, answer: Result<Value>| {
+        match answer {
+            Ok(Value::Okay) => Ok(()),
+            Ok(_) => Err(odd("the answer is not OK").with_outcome(Outcome::NotApplied)),
+            Err(e) => Err(e),
+        }
+        .map_err(|e| in_step(step, e))
+    };
+    let look = || {
+        watch.map_or(Ok(()), |answer| agreed("WATCH", answer))?;
+        let mut all = true;
+        for (condition, answer) in conditions.iter().zip(answers) {
+            let read = condition.read();
+            let key = read.keys().next().unwrap_or_default();
+            let reply = answer.map_err(|e| in_step(&read.name(), e).on_key(key))?;
+            all = all && condition.holds(&Reply::of(reply));
+        }
+        agreed("MULTI", multi).map(|()| all)
+    };
+    Begun {
+        holds: look(),
+        in_multi,
+    }
 }
 
 /// What the answers to the second write mean.
@@ -363,8 +386,8 @@ fn judge(mut answers: Vec<Result<Value>>) -> Executed {
         (Err(e), None) => Executed::Refused(
             None,
             match e.message().strip_prefix(BECAUSE) {
-                Some(reason) => Error::server("EXEC", reason.as_bytes()),
-                None => e.during("EXEC"),
+                Some(reason) => in_step("EXEC", Error::server("outbox", reason.as_bytes())),
+                None => in_step("EXEC", e),
             },
         ),
         (Ok(Value::Nil), None) => Executed::Raced,

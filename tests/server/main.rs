@@ -15,6 +15,7 @@ mod content;
 mod contract;
 mod lifecycle;
 mod outage;
+mod outbox;
 mod outcomes;
 mod positions;
 mod publishing;
