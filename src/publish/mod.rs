@@ -6,6 +6,7 @@ mod counts;
 mod dedicated;
 mod encoder;
 mod ensure;
+mod line;
 mod link;
 mod message;
 mod outbox;
