@@ -177,8 +177,8 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Argument, Command, Commit, Committed, Condition, DedicatedPublisher, Draft, Outbox, Outgoing,
-    PartlyFailed, PublishStatus, Publisher, Reply, Transaction,
+    Append, Argument, Command, Commit, Committed, Condition, DedicatedPublisher, Draft, Outbox,
+    Outgoing, PartlyFailed, PublishStatus, Publisher, Reply, StateEvent, StateStore, Transaction,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

@@ -12,6 +12,7 @@ mod message;
 mod outbox;
 mod plan;
 mod publisher;
+mod state_store;
 mod transaction;
 
 pub use command::{Argument, Command, Reply};
@@ -24,5 +25,6 @@ pub use message::{Draft, Outgoing};
 pub use outbox::{Commit, Committed, Outbox, Transaction};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
+pub use state_store::{Append, StateEvent, StateStore};
 pub use transaction::PartlyFailed;
 use {encoder::Encoder, plan::Packing};

@@ -14,7 +14,7 @@ use crate::{
 use super::{
     Command, Commit, Committed, Condition, Encoder, Outgoing, Packing, PublishPlan, Reply,
     command::error_line,
-    link::{Link, is_over},
+    link::{KEPT_BYTES, Link, is_over},
 };
 
 /// What a transaction is made of.
@@ -144,6 +144,14 @@ impl Session {
 
     /// Carries a transaction out: all of it, or nothing when a condition does not hold.
     pub(super) fn commit(&mut self, parts: &Parts<'_>, by: Deadline) -> Result<Commit> {
+        let commit = self.try_commit(parts, by);
+        if self.second.capacity() > KEPT_BYTES {
+            self.second = Vec::new();
+        }
+        commit
+    }
+
+    fn try_commit(&mut self, parts: &Parts<'_>, by: Deadline) -> Result<Commit> {
         let encoder = self.link.make_ready(by)?;
         let streams = self.route(parts, &encoder)?;
         self.encode(parts, &streams)?;
@@ -178,17 +186,14 @@ impl Session {
         sent.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let queued = parts.commands.len() + parts.messages.len();
         let executed = judge(c.answers(queued + 1, by.wait())?);
-        if !matches!(&executed, Executed::Odd(_))
-            && !matches!(&executed, Executed::Refused(_, e) if is_over(e))
-        {
+        if !matches!(&executed, Executed::Failed(_, e) if is_over(e)) {
             self.link.return_connection(c);
         }
         match executed {
             Executed::Done(answers) => self.sort(parts, &streams, answers),
             Executed::Raced => Ok(Commit::ConditionFailed),
-            Executed::Refused(Some(i), e) => Err(parts.about_command(e, i, &streams)),
-            Executed::Refused(None, e) => Err(e),
-            Executed::Odd(why) => Err(odd(why)),
+            Executed::Failed(Some(i), e) => Err(parts.about_command(e, i, &streams)),
+            Executed::Failed(None, e) => Err(e),
         }
     }
 
@@ -247,7 +252,7 @@ impl Session {
     fn abandon(&mut self, mut c: Connection, in_multi: bool, by: Deadline) {
         let name = if in_multi { "DISCARD" } else { "UNWATCH" };
         // otherwise it is closed, which does the same
-        if c.call(&redis::cmd(name), by.wait()).is_ok() {
+        if let Ok(Value::Okay) = c.call(&redis::cmd(name), by.wait()) {
             self.link.return_connection(c);
         }
     }
@@ -360,10 +365,8 @@ enum Executed {
     Done(Vec<Value>),
     /// Something watched has changed. Nothing ran.
     Raced,
-    /// Nothing ran: which command was refused first, if it was one, and why.
-    Refused(Option<usize>, Error),
-    /// Nobody can tell.
-    Odd(&'static str),
+    /// Which command was refused first, if it was one, and why.
+    Failed(Option<usize>, Error),
 }
 
 /// Judges the answers to the commands of a transaction and, last, to its EXEC.
@@ -375,15 +378,16 @@ fn judge(mut answers: Vec<Result<Value>>) -> Executed {
         answer => answer.is_err(),
     };
     if !answers.iter().all(queued) {
-        return Executed::Odd("a command was not put in the queue of its transaction");
+        let why = "a command was not put in the queue of its transaction";
+        return Executed::Failed(None, odd(why));
     }
     let n = answers.len();
     let mut refusals = answers.into_iter().enumerate();
     let refused = refusals.find_map(|(i, a)| Some((i, a.err()?)));
     match (exec, refused) {
         // what EXEC says then is only that there was one
-        (Err(_), Some((i, e))) => Executed::Refused(Some(i), e),
-        (Err(e), None) => Executed::Refused(
+        (Err(_), Some((i, e))) => Executed::Failed(Some(i), e),
+        (Err(e), None) => Executed::Failed(
             None,
             match e.message().strip_prefix(BECAUSE) {
                 Some(reason) => in_step("EXEC", Error::server("outbox", reason.as_bytes())),
@@ -392,7 +396,7 @@ fn judge(mut answers: Vec<Result<Value>>) -> Executed {
         ),
         (Ok(Value::Nil), None) => Executed::Raced,
         (Ok(Value::Array(values)), None) if values.len() == n => Executed::Done(values),
-        _ => Executed::Odd("the answer to EXEC fits no transaction"),
+        _ => Executed::Failed(None, odd("the answer to EXEC fits no transaction")),
     }
 }
 
@@ -498,13 +502,61 @@ mod tests {
             ),
         ] {
             match judge(answers) {
-                Executed::Refused(at, e) => {
+                Executed::Failed(at, e) => {
                     assert_eq!((at, e.server_class()), (command, Some(class)), "{e}");
                     assert_eq!(e.is_retryable(), retryable, "{e}");
                     assert_eq!(e.outcome(), Outcome::NotApplied);
                 }
                 other => panic!("{other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn conditions_are_asked_only_after_all_was_granted() {
+        let ok = || Ok(Value::Okay);
+        let one = || Ok(Value::Int(1));
+        let exists = || Condition::key_exists("{t}k");
+        let err = |text: &str| no(text);
+        for (conditions, answers, holds, in_multi) in [
+            (vec![], vec![ok()], Some(true), true),
+            (vec![exists()], vec![ok(), one(), ok()], Some(true), true),
+            (
+                vec![exists(), exists()],
+                vec![ok(), one(), Ok(Value::Int(0)), ok()],
+                Some(false),
+                true,
+            ),
+            (vec![exists()], vec![err("NOPERM"), one(), ok()], None, true),
+            (
+                vec![exists()],
+                vec![ok(), err("WRONGTYPE"), ok()],
+                None,
+                true,
+            ),
+            (
+                vec![exists()],
+                vec![ok(), one(), err("NOPERM")],
+                None,
+                false,
+            ),
+            (vec![], vec![err("NOPERM")], None, false),
+            // what another command left behind would be part of this one
+            (
+                vec![],
+                vec![Ok(Value::SimpleString("QUEUED".into()))],
+                None,
+                false,
+            ),
+            (vec![exists()], vec![queued(), one(), ok()], None, true),
+        ] {
+            let shown = format!("{conditions:?} {answers:?}");
+            let begun = look(&conditions, answers);
+            assert_eq!(begun.in_multi, in_multi, "{shown}");
+            if let Err(e) = &begun.holds {
+                assert_eq!(e.outcome(), Outcome::NotApplied, "{shown}");
+            }
+            assert_eq!(begun.holds.ok(), holds, "{shown}");
         }
     }
 
@@ -537,8 +589,13 @@ mod tests {
             vec![no("OOM"), Ok(Value::Nil)],
         ] {
             let shown = format!("{answers:?}");
-            let judged = judge(answers);
-            assert!(matches!(judged, Executed::Odd(_)), "{shown}: {judged:?}");
+            match judge(answers) {
+                Executed::Failed(None, e) => {
+                    let what = (e.kind(), e.outcome());
+                    assert_eq!(what, (ErrorKind::Protocol, Outcome::Unknown), "{shown}");
+                }
+                other => panic!("{shown}: {other:?}"),
+            }
         }
     }
 }

@@ -24,4 +24,5 @@ mod refusals;
 mod shapes;
 mod sockets;
 mod start;
+mod state_store;
 mod support;
