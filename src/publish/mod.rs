@@ -14,6 +14,7 @@ mod plan;
 mod publisher;
 mod state_store;
 mod transaction;
+mod verdict;
 
 pub use command::{Argument, Command, Reply};
 pub use condition::Condition;
@@ -22,9 +23,8 @@ pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
 pub(crate) use ensure::{StreamKeys, ensure};
 pub use message::{Draft, Outgoing};
-pub use outbox::{Commit, Committed, Outbox, Transaction};
+pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
 pub use state_store::{Append, StateEvent, StateStore};
-pub use transaction::PartlyFailed;
 use {encoder::Encoder, plan::Packing};

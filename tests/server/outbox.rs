@@ -651,6 +651,133 @@ fn an_answer_lost_after_the_commands_went_out_is_an_unknown_outcome() {
     assert_eq!(streams.published()[0].unknown, 2);
 }
 
+/// Commits a transaction that leaves its number in the state and in a message.
+fn number(outbox: &Outbox, n: u64) -> Result<Commit> {
+    let body = n.to_string();
+    let set = Command::new("HSET").key(STATE).arg(n).arg("");
+    let t = outbox
+        .transaction()
+        .when(Condition::hash_not_exists(STATE, n));
+    t.command(set).publish(Outgoing::new("T", &body)).commit()
+}
+
+/// The numbers in the state and those in messages, sorted.
+fn numbers(server: &PrivateServer) -> [Vec<u64>; 2] {
+    let state = server.command(&["HKEYS", STATE]).unwrap();
+    let state = state.items().iter().map(|n| n.text().parse().unwrap());
+    let messages = entries(server, "orders", 0);
+    let messages = messages.iter().map(|(_, f)| f[1].parse().unwrap());
+    let mut both = [state.collect::<Vec<_>>(), messages.collect()];
+    both.iter_mut().for_each(|numbers| numbers.sort_unstable());
+    both
+}
+
+/// That both hold the same numbers, none twice: all that were committed, and none that were said not to be.
+#[track_caller]
+fn as_told(server: &PrivateServer, told: &[(u64, Result<Commit>)]) {
+    let [state, messages] = numbers(server);
+    assert_eq!(state, messages);
+    for (n, commit) in told {
+        let there = state.contains(n);
+        match commit {
+            Ok(commit) => assert_eq!(there, *commit != Commit::ConditionFailed, "{n}"),
+            Err(e) if e.outcome() == Outcome::NotApplied => assert!(!there, "{n}: {e}"),
+            Err(e) => assert_eq!(e.outcome(), Outcome::Unknown, "{n}: {e}"),
+        }
+    }
+}
+
+#[test]
+fn wherever_the_connection_is_cut_both_or_neither_happened_and_the_caller_was_told_no_lie() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let outbox = outbox(&relay.url());
+    let mut told = vec![];
+    let (mut kinds, mut n) = ([0; 3], 0);
+    for way in [Way::Requests, Way::Replies] {
+        for bytes in (0..400).step_by(3) {
+            n += 1;
+            told.push((n, number(&outbox, n)));
+            relay.fault_existing(way, Fault::CutAfter(bytes));
+            n += 1;
+            let cut = number(&outbox, n);
+            kinds[match &cut {
+                Ok(_) => 0,
+                Err(e) if e.outcome() == Outcome::NotApplied => 1,
+                Err(_) => 2,
+            }] += 1;
+            told.push((n, cut));
+            relay.fault_existing(way, Fault::Pass);
+        }
+    }
+    as_told(&server, &told);
+    let [committed, _, unknown] = kinds;
+    assert!(committed > 10 && unknown > 10, "{kinds:?}");
+}
+
+#[test]
+fn a_server_that_is_killed_has_kept_both_or_neither() {
+    let server = PrivateServer::builder()
+        .aof(testing::Aof::Always)
+        .start()
+        .unwrap();
+    let streams = open(&server.url(), "orders", 1);
+    number(&streams.outbox("orders").unwrap(), 0)
+        .unwrap()
+        .committed()
+        .unwrap();
+    let over = AtomicBool::new(false);
+    let told: Vec<_> = thread::scope(|s| {
+        let end = Over(&over);
+        let writers: Vec<_> = (1..=3)
+            .map(|w| {
+                let (outbox, over) = (streams.outbox("orders").unwrap(), &over);
+                s.spawn(move || {
+                    let numbers = (w * 1_000_000..).take_while(|_| !over.load(Relaxed));
+                    numbers.map(|n| (n, number(&outbox, n))).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            let before = length(&server, "orders", 0);
+            expect("more to be written", || {
+                length(&server, "orders", 0) > before + 20
+            });
+            server.kill();
+            server.restart().unwrap();
+        }
+        let before = length(&server, "orders", 0);
+        expect("writing to go on", || length(&server, "orders", 0) > before);
+        drop(end);
+        writers
+            .into_iter()
+            .flat_map(|w| w.join().unwrap())
+            .collect()
+    });
+    as_told(&server, &told);
+}
+
+#[test]
+fn a_server_that_became_a_replica_is_left_for_another_connection() {
+    let server = server();
+    let outbox = outbox(&server.url());
+    done(set_version(&outbox, 1).commit());
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    let e = refused(
+        set_version(&outbox, 2).commit(),
+        ErrorKind::Server,
+        Outcome::NotApplied,
+    );
+    assert_eq!(e.server_class(), Some(ServerClass::ReadOnly), "{e}");
+    assert!(e.is_retryable(), "{e}");
+    expect("the connection to be gone", || {
+        connections(&server, "streams-outbox").is_empty()
+    });
+    server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    done(set_version(&outbox, 2).commit());
+    assert_eq!(length(&server, "orders", 0), 2);
+}
+
 #[test]
 fn a_server_that_hangs_up_on_every_beginning_is_asked_twice() {
     let stub = answering(|args| match &args[0][..] {
