@@ -12,6 +12,8 @@
 //! - A role is only ever given to a caller that is *parked*: one that does nothing else until it is told
 //!   something. So the writer, whose answer may arrive while it still writes, is not made to read for
 //!   others before it is through, and the reader is not made to write while it sleeps in a read.
+//! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
+//!   it before it has taken the role up; the reader's goes with all that could bring an answer.
 //! - Nothing is queued while nobody writes, and nobody is parked while nobody reads. (Where the line is
 //!   dead, whoever is still parked hears from the writer how far it got.)
 //! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
@@ -134,13 +136,14 @@ impl<A> Default for Seat<A> {
 }
 
 impl<A> Seat<A> {
-    fn tell(&self, word: Word<A>) {
-        *self.word.lock() = word;
+    /// Says something, and returns what was said before.
+    fn tell(&self, word: Word<A>) -> Word<A> {
+        mem::replace(&mut *self.word.lock(), word)
     }
 
     /// What was said, and the seat is [`Busy`](Word::Busy) again.
     fn take(&self) -> Word<A> {
-        mem::replace(&mut *self.word.lock(), Word::Busy)
+        self.tell(Word::Busy)
     }
 
     fn is_told(&self) -> bool {
@@ -295,7 +298,7 @@ impl<F: Far> Line<F> {
                 break;
             }
             if (call.seat.is_told() || call.by.left().is_zero())
-                && let Some(next) = s.parked()
+                && let Some(next) = s.parked_in_queue()
             {
                 next.tell(Word::Write);
                 next.bell.notify_one();
@@ -440,7 +443,11 @@ impl<F: Far> Line<F> {
             if Arc::ptr_eq(&seat, reader) {
                 *mine = Some(answer);
             } else {
-                seat.tell(Word::Done(answer));
+                let before = seat.tell(Word::Done(answer));
+                debug_assert!(
+                    !matches!(before, Word::Read | Word::Write),
+                    "a role is lost"
+                );
                 reading.told.push(seat);
             }
         }
@@ -497,7 +504,11 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(e.again().with_outcome(outcome), t.tag);
-                seat.tell(Word::Done(Err(e)));
+                match seat.tell(Word::Done(Err(e))) {
+                    Word::Read => s.has_reader = false,
+                    Word::Write => s.has_writer = false,
+                    Word::Busy | Word::Parked | Word::Done(_) => {}
+                }
                 seat.bell.notify_one();
             }
             false
@@ -508,9 +519,11 @@ impl<F: Far> Line<F> {
 }
 
 impl<A> State<A> {
-    /// A caller that does nothing but wait, the last in line first: it will wait the longest.
-    fn parked(&self) -> Option<Arc<Seat<A>>> {
-        let mut seats = self.tickets.iter().rev().filter_map(|t| t.seat.as_ref());
+    /// A caller that does nothing but wait, and will not be told anything else before its command in the
+    /// queue is written.
+    fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
+        let queued = self.tickets.iter().rev().take_while(|t| t.end > self.begun);
+        let mut seats = queued.filter_map(|t| t.seat.as_ref());
         seats.find(|seat| seat.is_parked()).cloned()
     }
 
@@ -521,7 +534,7 @@ impl<A> State<A> {
             .find(|seat| !self.is_dead && seat.is_parked())
             .cloned();
         match &next {
-            Some(seat) => seat.tell(Word::Read),
+            Some(seat) => drop(seat.tell(Word::Read)),
             None => self.has_reader = false,
         }
         next
