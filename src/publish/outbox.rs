@@ -5,7 +5,7 @@ use std::{error, fmt, sync::Arc};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Error, ErrorKind, Outcome, Result, StreamId,
+    Error, ErrorKind, Result, StreamId,
     net::{Connection, Deadline},
 };
 
@@ -265,7 +265,7 @@ impl error::Error for PartlyFailed {}
 impl Error {
     /// What was done all the same, when a command failed inside a transaction of the
     /// [outbox](crate::Outbox) that was carried out. [`outcome`](Self::outcome) is then
-    /// [`Applied`](Outcome::Applied): repeating the transaction would publish again.
+    /// [`Applied`](crate::Outcome::Applied): repeating the transaction would publish again.
     pub fn partly_failed(&self) -> Option<&PartlyFailed> {
         error::Error::source(self)?.downcast_ref()
     }

@@ -258,8 +258,11 @@ pub struct StateEvent {
     /// The W3C trace context of its publisher, if it was kept.
     pub traceparent: Option<Box<[u8]>>,
     /// The headers, if they were kept.
-    pub headers: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub headers: Vec<Header>,
 }
+
+/// Name and value.
+type Header = (Box<[u8]>, Box<[u8]>);
 
 impl StateEvent {
     /// Takes an entry as XRANGE gives it: its id, and its fields in a row.
@@ -296,5 +299,50 @@ impl StateEvent {
                 .map(|header| header.map(|(name, value)| (name.into(), value.into())))
                 .collect::<Result<_, _>>()?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(wire: &str) -> Result<StateEvent> {
+        StateEvent::of(redis::parse_redis_value(wire.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn entries_of_every_writer_are_events_and_all_else_is_named() {
+        let event =
+            of("*2\r\n$3\r\n5-1\r\n*8\r\n+t\r\n+T\r\n+z\r\n+?\r\n+k\r\n+key\r\n+b\r\n$0\r\n\r\n")
+                .unwrap();
+        assert_eq!(
+            (event.id, &*event.message_type),
+            (StreamId::new(5, 1), &b"T"[..])
+        );
+        assert!(event.body.is_empty() && event.traceparent.is_none());
+        for (wire, kind, said) in [
+            (
+                "*2\r\n+5-1\r\n*2\r\n+t\r\n+T\r\n",
+                ErrorKind::Malformed,
+                "5-1",
+            ),
+            (
+                "*2\r\n+5-1\r\n*3\r\n+t\r\n+T\r\n+b\r\n",
+                ErrorKind::Malformed,
+                "no value",
+            ),
+            (
+                "*2\r\n+5-1\r\n*6\r\n+t\r\n+T\r\n+b\r\n+B\r\n+h\r\n+x\r\n",
+                ErrorKind::Malformed,
+                "header",
+            ),
+            ("*2\r\n+5\r\n*2\r\n+b\r\n+B\r\n", ErrorKind::Protocol, "id"),
+            ("*1\r\n+5-1\r\n", ErrorKind::Protocol, "pair"),
+            (":1\r\n", ErrorKind::Protocol, "list"),
+        ] {
+            let e = of(wire).unwrap_err();
+            assert_eq!(e.kind(), kind, "{e}");
+            assert!(e.to_string().contains(said), "{said} in {e}");
+        }
     }
 }

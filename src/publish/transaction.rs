@@ -181,7 +181,7 @@ impl Session {
             self.link.return_connection(c);
         }
         match executed {
-            Executed::Done(answers) => self.sort(parts, &routes, answers),
+            Executed::Done(answers) => sort(parts, &routes, answers),
             Executed::Raced => Ok(Commit::ConditionFailed),
             Executed::Failed(Some(i), e) => Err(parts.about_command(e, i, &routes)),
             Executed::Failed(None, e) => Err(e),
@@ -229,7 +229,9 @@ impl Session {
         if !keys.is_empty() {
             resp::command(&mut self.first, 1 + keys.len());
             resp::arg(&mut self.first, b"WATCH");
-            keys.iter().for_each(|key| resp::arg(&mut self.first, key));
+            for key in &keys {
+                resp::arg(&mut self.first, key);
+            }
         }
         for condition in conditions {
             condition.read().encode(&mut self.first);
@@ -264,33 +266,33 @@ impl Session {
         resp::whole(&mut self.second, &[b"EXEC"]);
         Ok(())
     }
+}
 
-    /// Takes the answers of commands that were run apart: replies, ids, and the first that failed.
-    fn sort(&self, parts: &Parts<'_>, routes: &Routes<'_>, answers: Vec<Value>) -> Result<Commit> {
-        let mut replies: Vec<_> = answers.into_iter().map(Reply::of).collect();
-        let mut numbered = replies.iter().enumerate();
-        let failed = numbered.find_map(|(i, reply)| match reply {
-            Reply::Failed(text) => Some((i, Error::server("outbox", text.as_bytes()))),
-            _ => None,
-        });
-        let ids = replies.drain(parts.commands.len()..);
-        let published: Vec<_> = ids.map(|id| published(&id)).collect::<Result<_>>()?;
-        for (id, partition) in published.iter().zip(&routes.partitions) {
-            if id.is_some() {
-                routes.encoder.count(*partition);
-            }
+/// Takes the answers of commands that were run apart: replies, ids, and the first that failed.
+fn sort(parts: &Parts<'_>, routes: &Routes<'_>, answers: Vec<Value>) -> Result<Commit> {
+    let mut replies: Vec<_> = answers.into_iter().map(Reply::of).collect();
+    let mut numbered = replies.iter().enumerate();
+    let failed = numbered.find_map(|(i, reply)| match reply {
+        Reply::Failed(text) => Some((i, Error::server("outbox", text.as_bytes()))),
+        _ => None,
+    });
+    let ids = replies.drain(parts.commands.len()..);
+    let published: Vec<_> = ids.map(|id| published(&id)).collect::<Result<_>>()?;
+    for (id, partition) in published.iter().zip(&routes.partitions) {
+        if id.is_some() {
+            routes.encoder.count(*partition);
         }
-        let Some((command, e)) = failed else {
-            let ids = published.into_iter().flatten().collect();
-            return Ok(Commit::Committed(Committed { ids, replies }));
-        };
-        let e = parts.about_command(e, command, routes);
-        if parts.commands.is_empty() && published.iter().all(Option::is_none) {
-            return Err(e);
-        }
-        let partly = PartlyFailed { command, published };
-        Err(e.with_outcome(Outcome::Applied).caused_by(partly))
     }
+    let Some((command, e)) = failed else {
+        let ids = published.into_iter().flatten().collect();
+        return Ok(Commit::Committed(Committed { ids, replies }));
+    };
+    let e = parts.about_command(e, command, routes);
+    if parts.commands.is_empty() && published.iter().all(Option::is_none) {
+        return Err(e);
+    }
+    let partly = PartlyFailed { command, published };
+    Err(e.with_outcome(Outcome::Applied).caused_by(partly))
 }
 
 /// The id that an XADD answered, unless it failed.

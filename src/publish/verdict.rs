@@ -112,7 +112,12 @@ mod tests {
     use crate::error::ServerClass;
 
     fn queued() -> Result<Value> {
-        Ok(Value::SimpleString("QUEUED".into()))
+        answer("+QUEUED\r\n")
+    }
+
+    fn answer(wire: &str) -> Result<Value> {
+        redis::parse_redis_value(wire.as_bytes())
+            .map_err(|e| Error::new(ErrorKind::Protocol, "call", e.to_string()))
     }
 
     fn no(text: &str) -> Result<Value> {
@@ -205,12 +210,7 @@ mod tests {
             ),
             (vec![], vec![err("NOPERM")], None, false),
             // what another command left behind would be part of this one
-            (
-                vec![],
-                vec![Ok(Value::SimpleString("QUEUED".into()))],
-                None,
-                false,
-            ),
+            (vec![], vec![queued()], None, false),
             (vec![exists()], vec![queued(), one(), ok()], None, true),
         ] {
             let shown = format!("{conditions:?} {answers:?}");

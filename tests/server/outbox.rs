@@ -668,7 +668,9 @@ fn numbers(server: &PrivateServer) -> [Vec<u64>; 2] {
     let messages = entries(server, "orders", 0);
     let messages = messages.iter().map(|(_, f)| f[1].parse().unwrap());
     let mut both = [state.collect::<Vec<_>>(), messages.collect()];
-    both.iter_mut().for_each(|numbers| numbers.sort_unstable());
+    for numbers in &mut both {
+        numbers.sort_unstable();
+    }
     both
 }
 

@@ -19,7 +19,7 @@ fn store(url: &str) -> StateStore {
     open(url, "accounts", 1).state_store("accounts").unwrap()
 }
 
-fn event<'a>(body: &'a str) -> Outgoing<'a> {
+fn event(body: &str) -> Outgoing<'_> {
     Outgoing::new("Deposited", body)
 }
 
@@ -34,7 +34,13 @@ fn ids(appended: Result<Append>) -> Vec<StreamId> {
 /// The fields of each entry of the state.
 fn state(server: &PrivateServer) -> Vec<Vec<String>> {
     let all = server.command(&["XRANGE", STATE, "-", "+"]).unwrap();
-    let fields = |e: &testing::Reply| e.items()[1].items().iter().map(|f| f.text()).collect();
+    let fields = |e: &testing::Reply| {
+        e.items()[1]
+            .items()
+            .iter()
+            .map(testing::Reply::text)
+            .collect()
+    };
     all.items().iter().map(fields).collect()
 }
 
