@@ -14,8 +14,9 @@
 //!   others before it is through, and the reader is not made to write while it sleeps in a read.
 //! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
 //!   it before it has taken the role up; the reader's goes with all that could bring an answer.
-//! - Nothing is queued while nobody writes, and nobody is parked while nobody reads. (Where the line is
-//!   dead, whoever is still parked hears from the writer how far it got.)
+//! - Nothing is queued while nobody writes, and nobody waits for an answer to what was sent while nobody
+//!   reads. Who has sent nothing yet does not read while somebody writes, so that it can take over as the
+//!   writer. Where the line is dead, whoever is still parked hears from the writer how far it got.
 //! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
 
 use std::{collections::VecDeque, fmt, mem, sync::Arc, time::Duration};
@@ -339,7 +340,7 @@ impl<F: Far> Line<F> {
             if let Word::Done(answer) = call.seat.take() {
                 return answer;
             }
-            if !s.has_reader && !s.is_dead {
+            if !s.has_reader && !s.is_dead && s.expects_answers() {
                 s.has_reader = true;
                 drop(s);
                 return self.read(call);
@@ -361,18 +362,17 @@ impl<F: Far> Line<F> {
     fn give_up_waiting(&self, call: &Call<'_, F::Answer>) -> Result<F::Answer> {
         let mut s = self.state.lock();
         let word = call.seat.take();
-        let is_reader = matches!(word, Word::Read);
-        match word {
-            Word::Done(answer) => return answer,
-            Word::Write => {
-                s = self.write_queue(s, call);
-                if let Word::Done(answer) = call.seat.take() {
-                    return answer;
-                }
-            }
-            Word::Read | Word::Busy | Word::Parked => {}
+        if let Word::Done(answer) = word {
+            return answer;
         }
-        Err(self.leave(s, call, is_reader))
+        let outcome = s.abandon(call.seat);
+        match word {
+            Word::Write => s = self.write_queue(s, call),
+            Word::Read => self.stop_reading(&mut s, call),
+            Word::Busy | Word::Parked | Word::Done(_) => {}
+        }
+        drop(s);
+        Err(self.late(call, outcome))
     }
 
     /// As the reader, receives until the caller's own answer is there, and then passes the role on.
@@ -415,7 +415,10 @@ impl<F: Far> Line<F> {
                 reading.wake();
                 drop(reading);
                 if is_late {
-                    return Err(self.leave(s, call, true));
+                    let outcome = s.abandon(call.seat);
+                    self.stop_reading(&mut s, call);
+                    drop(s);
+                    return Err(self.late(call, outcome));
                 }
                 // Its command is in the write under way.
                 s.has_reader = false;
@@ -476,27 +479,23 @@ impl<F: Far> Line<F> {
         Ok(())
     }
 
-    /// A caller whose deadline has passed leaves, and gives up the reader's role if it has it.
-    fn leave(
-        &self,
-        mut s: Guard<'_, F::Answer>,
-        call: &Call<'_, F::Answer>,
-        is_reader: bool,
-    ) -> Error {
-        let outcome = s.abandon(call.seat);
-        if is_reader {
-            if let Some(next) = s.pass_reading() {
-                next.bell.notify_one();
-            }
-            // Nobody waits any more? What said nothing all the time, or stopped in mid-word, is not
-            // worth keeping; what is merely slow is.
-            let is_silent = s.heard == call.heard;
-            let is_empty = s.tickets.iter().all(|t| t.seat.is_none());
-            if is_empty && !s.is_dead && (s.half_read || is_silent) {
-                let e = self.far.give_up(call.by.allowed());
-                self.end(&mut s, Some(e));
-            }
+    /// The reader leaves without an answer.
+    fn stop_reading(&self, s: &mut State<F::Answer>, call: &Call<'_, F::Answer>) {
+        if let Some(next) = s.pass_reading() {
+            next.bell.notify_one();
         }
+        // Nobody waits any more? What said nothing all the time, or stopped in mid-word, is not worth
+        // keeping; what is merely slow is.
+        let is_silent = s.heard == call.heard;
+        let is_empty = s.tickets.iter().all(|t| t.seat.is_none());
+        if is_empty && !s.is_dead && (s.half_read || is_silent) {
+            let e = self.far.give_up(call.by.allowed());
+            self.end(s, Some(e));
+        }
+    }
+
+    #[cold]
+    fn late(&self, call: &Call<'_, F::Answer>, outcome: Outcome) -> Error {
         self.leaving.fetch_add(1, Ordering::Relaxed);
         let what = format!("no answer within {} ms", clock::ceil_ms(call.by.allowed()));
         let e = Error::new(ErrorKind::Timeout, "publish", what);
@@ -549,17 +548,22 @@ impl<A> State<A> {
         seats.find(|seat| seat.is_parked()).cloned()
     }
 
+    /// Whether anything was sent that has not been answered.
+    fn expects_answers(&self) -> bool {
+        self.tickets.front().is_some_and(|t| t.end <= self.begun)
+    }
+
     /// Gives the reader's role to the first in line that can take it. It is to be woken.
     fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
-        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
-        let next = seats
-            .find(|seat| !self.is_dead && seat.is_parked())
-            .cloned();
-        match &next {
-            Some(seat) => drop(seat.tell(Word::Read)),
-            None => self.has_reader = false,
+        self.has_reader = false;
+        if self.is_dead || !self.expects_answers() {
+            return None;
         }
-        next
+        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
+        let next = seats.find(|seat| seat.is_parked()).cloned()?;
+        next.tell(Word::Read);
+        self.has_reader = true;
+        Some(next)
     }
 
     /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
