@@ -51,6 +51,7 @@ fn types_cross_threads() {
     send_and_sync::<Error>();
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();
+    owned::<Json>();
     send_and_sync::<HasHandler>();
     send_and_sync::<NoHandler>();
     send_and_sync::<Message<'static>>();
@@ -107,6 +108,10 @@ fn handlers_can_be_chosen_at_run_time() {
         Ok(())
     });
     sendable(typed);
+    sendable(typed_batch::<u64Of>(|n, batch| {
+        assert_eq!(n.len(), batch.len());
+        Ok(())
+    }));
 }
 
 #[allow(non_camel_case_types)]

@@ -7,21 +7,66 @@ use std::{fmt, mem};
 use serde::Deserialize;
 use simd_json::{Buffers, Deserializer, Tape, fill_tape_padded};
 
-/// The buffers that JSON is decoded in, reused from one message to the next.
-pub struct Scratch {
-    text: Vec<u8>,
+/// JSON, as a [`Codec`](crate::Codec) for every value that implements [`Deserialize`]: strings are
+/// borrowed, those with escapes included. It keeps its working memory from one document to the next; a
+/// clone has its own.
+pub struct Json {
     buffers: Buffers,
     tape: Tape<'static>,
 }
 
-impl Default for Scratch {
+impl Default for Json {
     fn default() -> Self {
         Self {
-            text: Vec::new(),
             buffers: Buffers::default(),
             tape: Tape(Vec::new()),
         }
     }
+}
+
+impl Clone for Json {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl fmt::Debug for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Json")
+    }
+}
+
+impl Json {
+    /// Decodes a copy of `json`, made in `text`. Allocates nothing once both have seen a document of that
+    /// size.
+    pub(crate) fn parse<'t, T: Deserialize<'t>>(
+        &mut self,
+        json: &[u8],
+        text: &'t mut Vec<u8>,
+    ) -> Result<T, simd_json::Error> {
+        text.clear();
+        text.extend_from_slice(json);
+        // The parser may look past the end, at bytes it does not care about.
+        text.resize(json.len() + simd_json::INPUT_PADDING, 0);
+        let mut tape = mem::replace(&mut self.tape, Tape(Vec::new())).reset();
+        let filled = fill_tape_padded(text, json.len(), &mut self.buffers, &mut tape);
+        if let Err(e) = filled {
+            self.tape = tape.reset();
+            return Err(e);
+        }
+        let mut de = Deserializer::from_tape(tape);
+        let value = T::deserialize(&mut de);
+        self.tape = de.into_tape().reset();
+        value
+    }
+}
+
+/// The buffers that JSON is decoded in, reused from one message to the next; see
+/// [`Message::decode_json`](crate::Message::decode_json).
+#[derive(Default)]
+pub struct Scratch {
+    json: Json,
+    text: Vec<u8>,
 }
 
 impl fmt::Debug for Scratch {
@@ -38,20 +83,7 @@ impl Scratch {
         &'s mut self,
         json: &[u8],
     ) -> Result<T, simd_json::Error> {
-        self.text.clear();
-        self.text.extend_from_slice(json);
-        // The parser may look past the end, at bytes it does not care about.
-        self.text.resize(json.len() + simd_json::INPUT_PADDING, 0);
-        let mut tape = mem::replace(&mut self.tape, Tape(Vec::new())).reset();
-        let filled = fill_tape_padded(&mut self.text, json.len(), &mut self.buffers, &mut tape);
-        if let Err(e) = filled {
-            self.tape = tape.reset();
-            return Err(e);
-        }
-        let mut de = Deserializer::from_tape(tape);
-        let value = T::deserialize(&mut de);
-        self.tape = de.into_tape().reset();
-        value
+        self.json.parse(json, &mut self.text)
     }
 }
 

@@ -24,10 +24,10 @@ use std::{
 
 use serde::Deserialize;
 use streamlane::{
-    Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Schema, Settings, Streams, TopicSettings,
+    Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
+    Message, Outgoing, Persist, Schema, Settings, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
-    typed,
+    typed, typed_batch,
 };
 
 use counting::Count;
@@ -54,13 +54,16 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 9] = [
+const PATHS: [Path; 12] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("shared publish", shared_publish),
     ("batch read", batch_read),
     ("message handler", message_handler),
     ("JSON handler", json_handler),
+    ("JSON batch handler", json_batch_handler),
+    ("codec handler", codec_handler),
+    ("codec batch handler", codec_batch_handler),
     ("filtered read", filtered_read),
     ("positions stored with each batch", sync_positions),
     ("position flush, publishing to handling", position_flush),
@@ -323,6 +326,57 @@ fn json_handler(scene: &Scene) -> Vec<Count> {
                 Ok(())
             })
         })
+    })
+}
+
+/// How a handler of batches of decoded orders keeps pace.
+fn orders(mut pacer: Pacer) -> impl for<'a> TypedBatchHandler<Value<'a> = Order<'a>> {
+    typed_batch::<Order>(move |orders, batch| {
+        assert_eq!(orders.len(), batch.len());
+        for order in orders {
+            assert!(order.id == 4711 && order.customer == "a customer's name");
+        }
+        pacer.saw(orders.len());
+        Ok(())
+    })
+}
+
+fn json_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("json-batches").persist_interval(OFTEN);
+        builder.json_batches(move |_| orders(pacer()))
+    })
+}
+
+/// A user's format, which unpacks into the room before it reads.
+#[derive(Clone)]
+struct Unpacked;
+
+impl<'a, V: Deserialize<'a>> Codec<'a, V> for Unpacked {
+    fn decode(&mut self, body: &'a [u8], room: &'a mut Vec<u8>) -> HandlerResult<V> {
+        room.extend_from_slice(body);
+        Ok(serde_json::from_slice(room)?)
+    }
+}
+
+fn codec_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec").persist_interval(OFTEN);
+        builder.codec(Unpacked, move |_| {
+            let mut pacer = pacer();
+            typed::<Order>(move |order, _| {
+                assert!(order.id == 4711 && order.customer == "a customer's name");
+                pacer.saw(1);
+                Ok(())
+            })
+        })
+    })
+}
+
+fn codec_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec-batches").persist_interval(OFTEN);
+        builder.codec_batches(Unpacked, move |_| orders(pacer()))
     })
 }
 

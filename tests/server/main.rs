@@ -24,3 +24,4 @@ mod shapes;
 mod sockets;
 mod start;
 mod support;
+mod typed;
