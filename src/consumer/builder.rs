@@ -15,11 +15,11 @@ use super::{
     running::{Alive, Running},
 };
 use crate::{
-    Action, Batch, BatchHandler, Codec, ConsumerSettings, Error, HandlerResult, Json, Message,
+    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
     MessageHandler, OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedBatchHandler,
     TypedHandler,
     consume::{Classify, Flusher, Handler, HandlerFactory, Plan, Seat},
-    handler::{Decoded, DecodedBatches},
+    handler::DecodedBy,
     position::Table,
 };
 
@@ -136,28 +136,37 @@ impl ConsumerBuilder {
         self.codec_batches(Json::default(), make)
     }
 
-    /// As [`json`](Self::json), for bodies of another format. Each lane has a clone of `codec`.
+    /// As [`json`](Self::json), for bodies of another format: `codec` is a [`Codec`](crate::Codec) of the
+    /// handler's values, and each lane has a clone of it.
+    #[expect(
+        private_bounds,
+        reason = "a typed handler whose values the codec makes"
+    )]
     pub fn codec<C, F, T>(self, codec: C, make: F) -> ConsumerBuilder<HasHandler>
     where
-        C: for<'a> Codec<'a, T::Value<'a>> + Clone + Send + Sync + 'static,
+        C: Clone + Send + Sync + 'static,
         F: Fn(u32) -> T + Send + Sync + 'static,
-        T: TypedHandler + 'static,
+        T: TypedHandler + DecodedBy<C, dyn MessageHandler> + 'static,
     {
         self.handled_by(Arc::new(move |p| {
-            Handler::Messages(Box::new(Decoded::new(codec.clone(), make(p))))
+            Handler::Messages(make(p).decoded_by(codec.clone()))
         }))
     }
 
-    /// As [`json_batches`](Self::json_batches), for bodies of another format. Each lane has clones of
-    /// `codec`.
+    /// As [`json_batches`](Self::json_batches), for bodies of another format: `codec` is a
+    /// [`Codec`](crate::Codec) of the handler's values, and each lane has clones of it.
+    #[expect(
+        private_bounds,
+        reason = "a typed handler whose values the codec makes"
+    )]
     pub fn codec_batches<C, F, T>(self, codec: C, make: F) -> ConsumerBuilder<HasHandler>
     where
-        C: for<'a> Codec<'a, T::Value<'a>> + Clone + Send + Sync + 'static,
+        C: Clone + Send + Sync + 'static,
         F: Fn(u32) -> T + Send + Sync + 'static,
-        T: TypedBatchHandler + 'static,
+        T: TypedBatchHandler + DecodedBy<C, dyn BatchHandler> + 'static,
     {
         self.handled_by(Arc::new(move |p| {
-            Handler::Batches(Box::new(DecodedBatches::new(codec.clone(), make(p))))
+            Handler::Batches(make(p).decoded_by(codec.clone()))
         }))
     }
 

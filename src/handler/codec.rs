@@ -55,3 +55,13 @@ impl<'a, V: Deserialize<'a>> Codec<'a, V> for Json {
         Ok(self.parse(body, room)?)
     }
 }
+
+/// A typed handler whose values are made by `C`, and how it becomes an `H` that a lane can call: a boxed
+/// [`MessageHandler`](crate::MessageHandler) or [`BatchHandler`](crate::BatchHandler).
+///
+/// It says the same as a bound on the codec would. But where the handler is still to be inferred, the
+/// compiler waits with a bound on it, while one on the codec it would refuse for a codec of one type.
+#[diagnostic::on_unimplemented(message = "`{C}` is no `Codec` of the values that `{Self}` takes")]
+pub(crate) trait DecodedBy<C, H: ?Sized> {
+    fn decoded_by(self, codec: C) -> Box<H>;
+}

@@ -7,10 +7,9 @@ mod typed;
 mod typed_batch;
 
 pub use codec::Codec;
+pub(crate) use codec::DecodedBy;
 pub(crate) use failure::panic_text;
 pub use failure::{Action, Failure, HandlerResult, OrAction};
 pub use traits::{BatchHandler, MessageHandler};
-pub(crate) use typed::Decoded;
 pub use typed::{Schema, TypedHandler, typed};
-pub(crate) use typed_batch::DecodedBatches;
 pub use typed_batch::{TypedBatchHandler, typed_batch};

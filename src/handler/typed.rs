@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 
 use crate::{Codec, HandlerResult, Message, MessageHandler};
 
+use super::codec::DecodedBy;
+
 /// Takes decoded messages of one partition, one by one, in order.
 ///
 /// `Value<'a>` is named with its lifetime open, so that each call can lend it strings:
@@ -109,20 +111,10 @@ where
 }
 
 /// Makes a [`MessageHandler`] of a [`TypedHandler`].
-pub(crate) struct Decoded<C, H> {
+struct Decoded<C, H> {
     codec: C,
     handler: H,
     room: Vec<u8>,
-}
-
-impl<C, H> Decoded<C, H> {
-    pub(crate) fn new(codec: C, handler: H) -> Self {
-        Self {
-            codec,
-            handler,
-            room: Vec::new(),
-        }
-    }
 }
 
 impl<C, H> MessageHandler for Decoded<C, H>
@@ -135,5 +127,19 @@ where
         let value = self.codec.decode(message.body(), &mut self.room);
         let value = value.map_err(|e| e.decoding(message))?;
         self.handler.handle(value, message)
+    }
+}
+
+impl<C, H> DecodedBy<C, dyn MessageHandler> for H
+where
+    H: TypedHandler + 'static,
+    C: for<'a> Codec<'a, H::Value<'a>> + Send + 'static,
+{
+    fn decoded_by(self, codec: C) -> Box<dyn MessageHandler> {
+        Box::new(Decoded {
+            codec,
+            handler: self,
+            room: Vec::new(),
+        })
     }
 }

@@ -10,6 +10,8 @@ use std::{
 
 use crate::{Batch, BatchHandler, Codec, Failure, HandlerResult, Schema};
 
+use super::codec::DecodedBy;
+
 /// Takes messages of one partition batch by batch, decoded.
 ///
 /// ```
@@ -99,7 +101,7 @@ where
 }
 
 /// Makes a [`BatchHandler`] of a [`TypedBatchHandler`].
-pub(crate) struct DecodedBatches<C, H: TypedBatchHandler> {
+struct DecodedBatches<C, H: TypedBatchHandler> {
     codec: C,
     /// What `codec` was cloned from: it is cloned anew after a panic.
     pristine: C,
@@ -107,18 +109,6 @@ pub(crate) struct DecodedBatches<C, H: TypedBatchHandler> {
     rooms: Rooms,
     /// Empty between calls; kept for its memory.
     values: Vec<H::Value<'static>>,
-}
-
-impl<C: Clone, H: TypedBatchHandler> DecodedBatches<C, H> {
-    pub(crate) fn new(pristine: C, handler: H) -> Self {
-        Self {
-            codec: pristine.clone(),
-            pristine,
-            handler,
-            rooms: Rooms::default(),
-            values: Vec::new(),
-        }
-    }
 }
 
 impl<C, H> BatchHandler for DecodedBatches<C, H>
@@ -149,6 +139,22 @@ where
         self.values = emptied(values);
         self.rooms.clear();
         result
+    }
+}
+
+impl<C, H> DecodedBy<C, dyn BatchHandler> for H
+where
+    H: TypedBatchHandler + 'static,
+    C: for<'a> Codec<'a, H::Value<'a>> + Clone + Send + 'static,
+{
+    fn decoded_by(self, codec: C) -> Box<dyn BatchHandler> {
+        Box::new(DecodedBatches {
+            codec: codec.clone(),
+            pristine: codec,
+            handler: self,
+            rooms: Rooms::default(),
+            values: Vec::new(),
+        })
     }
 }
 
@@ -207,5 +213,45 @@ impl Rooms {
         if held > Self::KEPT.max(4 * used) {
             self.0.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emptied_vector_keeps_its_memory() {
+        let text = "x".to_owned();
+        let mut values: Vec<&str> = Vec::with_capacity(100);
+        values.push(&text);
+        let (at, room) = (values.as_ptr(), values.capacity());
+        let values: Vec<&'static str> = emptied(values);
+        assert_eq!((values.as_ptr(), values.capacity()), (at, room));
+        assert!(values.is_empty());
+    }
+
+    #[test]
+    fn rooms_are_kept_while_batches_need_them_and_given_back_after_a_burst() {
+        let mut rooms = Rooms::default();
+        let mut batch = |messages: usize, bytes: usize| {
+            for room in rooms.of_batch(messages) {
+                assert!(room.is_empty());
+                room.resize(bytes, 0);
+            }
+            rooms.clear();
+            rooms.0.iter().map(Vec::capacity).sum::<usize>()
+        };
+        for _ in 0..2 {
+            assert!(batch(100, 100) < 100 * 200, "small ones");
+            assert!(
+                batch(1, 100) >= 100 * 100,
+                "a batch of one gives nothing back"
+            );
+        }
+        for _ in 0..2 {
+            assert!(batch(20, 1 << 20) >= 20 << 20, "steadily large");
+        }
+        assert!(batch(20, 100) <= Rooms::KEPT, "after the burst");
     }
 }
