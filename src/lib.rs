@@ -176,7 +176,7 @@ pub use handler::{
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
-pub use publish::{DedicatedPublisher, Draft, Outgoing, Publisher};
+pub use publish::{DedicatedPublisher, Draft, Outgoing, PublishStatus, Publisher};
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{
@@ -184,7 +184,7 @@ pub use settings::{
     Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
-pub use wire::{HeaderIter, Headers, Malformed, StreamId};
+pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};
 
 /// The blocks of the README are compiled with the tests.
 #[cfg(doctest)]

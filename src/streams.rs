@@ -3,7 +3,7 @@
 mod advice;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     env, fmt,
     sync::{Arc, Weak},
     time::Duration,
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist,
-    Publisher, ReadMode, Result, Settings,
+    Publisher, ReadMode, Result, Settings, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -21,7 +21,7 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    publish::{PublishPlan, StreamKeys, ensure},
+    publish::{PublishCounts, PublishPlan, PublishStatus, StreamKeys, TraceHook, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
 };
 
@@ -60,6 +60,8 @@ struct Inner {
     instance: InstanceId,
     pod: String,
     consumers: Mutex<Vec<Weak<Running>>>,
+    published: Mutex<BTreeMap<String, Arc<PublishCounts>>>,
+    trace: TraceHook,
     end: Mutex<End>,
     ended: Condvar,
 }
@@ -137,6 +139,8 @@ impl Streams {
             pod: pod_name(lookup),
             target,
             consumers: Mutex::default(),
+            published: Mutex::default(),
+            trace: TraceHook::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
             settings,
@@ -180,16 +184,22 @@ impl Streams {
     ///
     /// A name that no topic can have.
     pub fn publisher(&self, topic: impl Into<String>) -> Result<Publisher> {
-        let topic = topic.into();
+        Ok(Publisher::new(self.publish_plan(topic.into())?))
+    }
+
+    fn publish_plan(&self, topic: String) -> Result<PublishPlan> {
         check_topic(&topic)?;
         let Inner {
             settings,
             target,
             keys,
             pod,
+            published,
+            trace,
             ..
         } = &*self.inner;
-        Ok(Publisher::new(PublishPlan {
+        let counts = Arc::clone(published.lock().entry(topic.clone()).or_default());
+        Ok(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
             settings: settings.topic(&topic),
@@ -198,7 +208,44 @@ impl Streams {
             connect_timeout: self.connect_timeout(),
             timeout: settings.publish_timeout,
             max_message_bytes: settings.max_message_bytes as usize,
-        }))
+            counts,
+            round_robin: Arc::default(),
+            trace: trace.clone(),
+        })
+    }
+
+    /// What became of the messages published here, topic by topic.
+    pub fn published(&self) -> Vec<PublishStatus> {
+        let published = self.inner.published.lock();
+        published.iter().map(|(topic, c)| c.status(topic)).collect()
+    }
+
+    /// Says how to find out in which trace the calling thread is: `current` is asked for every message
+    /// published here that has no [`traceparent`](crate::Outgoing::traceparent) of its own, on the
+    /// thread that publishes it. It should be quick.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), streamlane::Error> {
+    /// use streamlane::{Streams, Traceparent};
+    ///
+    /// # fn current_ids() -> Option<([u8; 16], [u8; 8])> { None }
+    /// let streams = Streams::connect("redis://127.0.0.1:6379")?;
+    /// streams.trace_with(|| current_ids().map(|(trace, span)| Traceparent::new(trace, span, 1)))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// It was said before: the first one stays.
+    pub fn trace_with(
+        &self,
+        current: impl Fn() -> Option<Traceparent> + Send + Sync + 'static,
+    ) -> Result<()> {
+        if self.inner.trace.set(Box::new(current)) {
+            return Ok(());
+        }
+        let what = "the source of trace contexts was set before, and stays";
+        Err(Error::new(ErrorKind::Argument, "trace", what))
     }
 
     /// Begins to describe a consumer of a topic, with its entry in `Consumers` or with defaults.

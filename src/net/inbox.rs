@@ -72,6 +72,14 @@ impl Inbox {
         }
     }
 
+    /// What the reply just taken says.
+    pub(crate) fn bytes_of(&self, head: Head) -> &[u8] {
+        match head {
+            Head::Text(span) | Head::Error(span) | Head::Scalar(span) => self.text(span),
+            _ => b"",
+        }
+    }
+
     pub(crate) fn text(&self, span: Span) -> &[u8] {
         span.of(&self.bytes)
     }

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{Result, StreamId, net::Deadline, publish::message::Publish};
 
-use super::{
-    Draft, Outgoing,
-    link::{Link, PublishPlan},
-};
+use super::{Draft, Outgoing, PublishPlan, link::Link};
 
 /// A publisher for one thread, on a socket of its own: the fastest there is.
 ///
@@ -32,7 +29,7 @@ pub struct DedicatedPublisher {
 impl DedicatedPublisher {
     pub(crate) fn new(plan: Arc<PublishPlan>) -> Self {
         Self {
-            link: Link::new(plan, Arc::default()),
+            link: Link::new(plan),
         }
     }
 

@@ -4,14 +4,9 @@ use std::{fmt, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{
-    Error, ErrorKind, Result, StreamId, net::Deadline, publish::message::Publish, wire::RoundRobin,
-};
+use crate::{Error, ErrorKind, Result, StreamId, net::Deadline, publish::message::Publish};
 
-use super::{
-    DedicatedPublisher, Draft, Outgoing,
-    link::{Link, PublishPlan},
-};
+use super::{DedicatedPublisher, Draft, Outgoing, PublishPlan, link::Link};
 
 /// Publishes to one topic, from any number of threads over one connection.
 ///
@@ -26,7 +21,7 @@ pub struct Publisher {
 impl Publisher {
     pub(crate) fn new(plan: PublishPlan) -> Self {
         let plan = Arc::new(plan);
-        let link = Link::new(Arc::clone(&plan), Arc::new(RoundRobin::default()));
+        let link = Link::new(Arc::clone(&plan));
         Self {
             plan,
             link: Arc::new(Mutex::new(link)),

@@ -70,6 +70,20 @@ impl<'a> Entry<'a> {
         .filter_map(|(name, value)| Some((name, value?)))
     }
 
+    /// The bytes of all its values together.
+    pub(crate) fn size(&self) -> usize {
+        let traceparent = self.traceparent.unwrap_or_default();
+        let strings = [
+            self.body,
+            self.message_type,
+            self.key,
+            self.correlation_id,
+            traceparent,
+            self.headers,
+        ];
+        strings.iter().map(|s| s.len()).sum()
+    }
+
     /// How many [`pairs`](Self::pairs) there are.
     pub(crate) fn pair_count(&self) -> usize {
         3 + usize::from(!self.correlation_id.is_empty())

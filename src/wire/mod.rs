@@ -13,6 +13,7 @@ mod keys;
 mod position_value;
 mod route;
 pub(crate) mod topic;
+mod trace;
 
 pub use entry::Malformed;
 pub(crate) use entry::{Entry, Field};
@@ -24,3 +25,4 @@ pub(crate) use identity::{InstanceId, client_name, pod_name};
 pub(crate) use keys::{Keys, check_consumer, check_topic};
 pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue};
 pub(crate) use route::{RoundRobin, partition_of};
+pub use trace::Traceparent;

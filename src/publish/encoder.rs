@@ -1,0 +1,141 @@
+//! A topic that is known to exist, and the commands that append to it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::{
+    Error, Result, StreamId, Trim,
+    error::{ErrorKind, Outcome},
+    net::resp::{self, Head},
+    wire::{Entry, partition_of},
+};
+
+use super::{Outgoing, PublishPlan, StreamKeys};
+
+/// Turns messages into commands. It never changes: it is made anew when the topic is looked at anew.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    plan: Arc<PublishPlan>,
+    streams: StreamKeys,
+    /// The arguments after an XADD's key, up to the `*` that asks for an id.
+    trim: Vec<u8>,
+    trim_args: usize,
+    /// Each partition's command from its name to that `*`.
+    heads: Vec<Vec<u8>>,
+    /// How many messages were stored, by partition.
+    stored: Vec<Arc<AtomicU64>>,
+}
+
+impl Encoder {
+    pub(super) fn new(plan: &Arc<PublishPlan>, streams: StreamKeys) -> Self {
+        let mut trim = Vec::new();
+        let mut trim_args = 1;
+        if plan.settings.trim != Trim::None {
+            resp::arg(&mut trim, b"MAXLEN");
+            if plan.settings.trim == Trim::Approx {
+                resp::arg(&mut trim, b"~");
+                trim_args += 1;
+            }
+            resp::arg_number(&mut trim, plan.settings.max_len);
+            trim_args += 2;
+        }
+        resp::arg(&mut trim, b"*");
+        let head = |key: &[u8]| {
+            let mut head = Vec::new();
+            resp::arg(&mut head, b"XADD");
+            resp::arg(&mut head, key);
+            head.extend_from_slice(&trim);
+            head
+        };
+        Self {
+            heads: streams.iter().map(|key| head(key)).collect(),
+            stored: plan.counts.stored(streams.len()),
+            plan: Arc::clone(plan),
+            streams,
+            trim,
+            trim_args,
+        }
+    }
+
+    pub(super) fn partitions(&self) -> u32 {
+        self.streams.len() as u32
+    }
+
+    pub(super) fn stream(&self, partition: u32) -> &[u8] {
+        &self.streams[partition as usize]
+    }
+
+    /// One turn of the round robin, for messages that have neither key nor partition.
+    pub(super) fn turn(&self) -> u32 {
+        self.plan.round_robin.next(self.partitions())
+    }
+
+    /// The partition of a message; `keyless` is asked when nothing in it decides.
+    pub(super) fn route(&self, m: &Outgoing<'_>, keyless: impl FnOnce() -> u32) -> Result<u32> {
+        let partitions = self.partitions();
+        match m.partition {
+            Some(p) => self.plan.check_partition(p, partitions).map(|()| p),
+            None if m.key.is_empty() => Ok(keyless()),
+            None => Ok(partition_of(m.key, partitions)),
+        }
+    }
+
+    /// Adds the XADD of an entry.
+    pub(super) fn xadd(&self, out: &mut Vec<u8>, entry: &Entry<'_>, partition: u32) {
+        resp::command(out, 2 + self.args_after_key(entry));
+        out.extend_from_slice(&self.heads[partition as usize]);
+        fields(out, entry);
+    }
+
+    /// How many arguments [`after_key`](Self::after_key) adds.
+    pub(super) fn args_after_key(&self, entry: &Entry<'_>) -> usize {
+        self.trim_args + 2 * entry.pair_count()
+    }
+
+    /// Adds what follows the key in the XADD of an entry: for a script that runs it.
+    pub(super) fn after_key(&self, out: &mut Vec<u8>, entry: &Entry<'_>) {
+        out.extend_from_slice(&self.trim);
+        fields(out, entry);
+    }
+
+    /// What the server's reply to an XADD means; `text` gives the bytes of it. Counts the message.
+    pub(super) fn id(&self, head: Head, text: &[u8], partition: u32) -> Result<StreamId> {
+        let id = match head {
+            Head::Text(_) => StreamId::parse(text).ok_or("the reply is no stream id"),
+            Head::Error(_) => {
+                let e = Error::server("publish", text);
+                return Err(self.about(e, partition));
+            }
+            _ => Err("the reply is no id"),
+        };
+        match id {
+            Ok(id) => {
+                self.count(partition);
+                Ok(id)
+            }
+            Err(why) => {
+                let e = Error::new(ErrorKind::Protocol, "publish", why);
+                Err(self.about(e.with_outcome(Outcome::Unknown), partition))
+            }
+        }
+    }
+
+    /// Counts a message that was stored.
+    pub(super) fn count(&self, partition: u32) {
+        // a number to look at, nothing is published by it
+        self.stored[partition as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn about(&self, e: Error, partition: u32) -> Error {
+        self.plan.about(e).on_key(self.stream(partition))
+    }
+}
+
+fn fields(out: &mut Vec<u8>, entry: &Entry<'_>) {
+    for (name, value) in entry.pairs() {
+        resp::arg(out, name);
+        resp::arg(out, value);
+    }
+}

@@ -1,0 +1,141 @@
+//! What a publisher is told once, and what can be said about a message before a server is asked.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use crate::{
+    Result, TopicSettings, Traceparent,
+    error::{Error, ErrorKind, Outcome},
+    net::{Connection, Deadline, Target},
+    wire::{self, Entry, Keys, RoundRobin},
+};
+
+use super::{Encoder, Outgoing, PublishCounts, ensure};
+
+/// What a publisher is told once.
+#[derive(Clone, Debug)]
+pub(crate) struct PublishPlan {
+    pub(crate) target: Arc<Target>,
+    pub(crate) keys: Keys,
+    pub(crate) topic: String,
+    pub(crate) settings: TopicSettings,
+    pub(crate) client_name: String,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) max_message_bytes: usize,
+    /// Shared by all publishers of the topic.
+    pub(crate) counts: Arc<PublishCounts>,
+    pub(crate) round_robin: Arc<RoundRobin>,
+    pub(crate) trace: TraceHook,
+}
+
+/// What says in which trace the calling thread is, once somebody has set it.
+#[derive(Clone, Default)]
+pub(crate) struct TraceHook(Arc<OnceLock<Box<CurrentTrace>>>);
+
+type CurrentTrace = dyn Fn() -> Option<Traceparent> + Send + Sync;
+
+impl TraceHook {
+    /// Whether it was set: the first one stays.
+    pub(crate) fn set(&self, hook: Box<CurrentTrace>) -> bool {
+        self.0.set(hook).is_ok()
+    }
+
+    fn current(&self) -> Option<Traceparent> {
+        self.0.get().and_then(|hook| hook())
+    }
+}
+
+impl fmt::Debug for TraceHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TraceHook")
+            .field(&self.0.get().is_some())
+            .finish()
+    }
+}
+
+/// Where the parts of an entry are put that a message does not bring along ready made. Reused.
+#[derive(Debug, Default)]
+pub(super) struct Packing {
+    headers: Vec<u8>,
+    trace: Option<Traceparent>,
+}
+
+impl PublishPlan {
+    /// The entry of a message. Everything that can be refused before a server is asked is refused here.
+    pub(super) fn entry<'a>(
+        &self,
+        m: &'a Outgoing<'_>,
+        packing: &'a mut Packing,
+    ) -> Result<Entry<'a>> {
+        packing.headers.clear();
+        wire::pack(&mut packing.headers, m.headers.iter().copied()).map_err(|e| self.about(e))?;
+        packing.trace = match m.traceparent {
+            Some(_) => None,
+            None => self.trace.current(),
+        };
+        let current = packing.trace.as_ref().map(Traceparent::as_bytes);
+        let entry = Entry {
+            body: m.body,
+            message_type: m.message_type,
+            key: m.key,
+            correlation_id: m.correlation_id,
+            traceparent: m.traceparent.or(current),
+            headers: &packing.headers,
+        };
+        let (size, limit) = (entry.size(), self.max_message_bytes);
+        if size > limit {
+            let why = format!("the message has {size} bytes; MaxMessageBytes is {limit}");
+            return Err(self.about(Error::new(ErrorKind::TooLarge, "publish", why)));
+        }
+        match (m.partition, self.settings.partitions) {
+            (Some(p), Some(partitions)) => self.check_partition(p, partitions)?,
+            _ => {}
+        }
+        Ok(entry)
+    }
+
+    pub(super) fn check_partition(&self, p: u32, partitions: u32) -> Result<()> {
+        if p < partitions {
+            return Ok(());
+        }
+        let why = format!(
+            "partition {p} is out of range: the topic has {partitions}, as far as is known here"
+        );
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
+    }
+
+    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
+    /// sent yet. The gate sees to it that this is no storm.
+    pub(super) fn dial(&self, by: Deadline) -> Result<Connection> {
+        loop {
+            let wait = by.left().min(self.connect_timeout);
+            let dialled = Connection::dial(&self.target, &self.client_name, None, wait);
+            match dialled {
+                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+                done => return done.map_err(|e| self.about(e)),
+            }
+        }
+    }
+
+    /// Sees to it that the topic exists.
+    pub(super) fn ensure(
+        self: &Arc<Self>,
+        c: &mut Connection,
+        by: Deadline,
+    ) -> Result<Arc<Encoder>> {
+        let streams = ensure(c, &self.keys, &self.topic, &self.settings, by);
+        let streams = streams.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
+        Ok(Arc::new(Encoder::new(self, streams)))
+    }
+
+    /// An error of a call about no partition in particular.
+    pub(super) fn about(&self, e: Error) -> Error {
+        e.during("publish")
+            .at(self.target.endpoint())
+            .on_key(&self.topic)
+    }
+}
