@@ -52,6 +52,7 @@ fn types_cross_threads() {
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();
     owned::<Json>();
+    owned::<As<'static, str>>();
     send_and_sync::<HasHandler>();
     send_and_sync::<NoHandler>();
     send_and_sync::<Message<'static>>();

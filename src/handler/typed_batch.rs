@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use crate::{Batch, BatchHandler, Codec, Failure, HandlerResult, Schema};
+use crate::{Batch, BatchHandler, Codec, Failure, HandlerResult, Schema, batch::emptied};
 
 use super::codec::DecodedBy;
 
@@ -178,14 +178,6 @@ fn decode_all<'a, C: Codec<'a, V>, V>(
     }))
 }
 
-/// An emptied vector at another lifetime of its values. These are of one layout, so they are collected in
-/// place, and its memory is kept.
-fn emptied<A, B>(mut values: Vec<A>) -> Vec<B> {
-    values.clear();
-    let none = |_| unreachable!("it was emptied");
-    values.into_iter().map(none).collect()
-}
-
 /// A room for each message of a batch, for its value to borrow from.
 #[derive(Default)]
 struct Rooms(Vec<Vec<u8>>);
@@ -219,17 +211,6 @@ impl Rooms {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_emptied_vector_keeps_its_memory() {
-        let text = "x".to_owned();
-        let mut values: Vec<&str> = Vec::with_capacity(100);
-        values.push(&text);
-        let (at, room) = (values.as_ptr(), values.capacity());
-        let values: Vec<&'static str> = emptied(values);
-        assert_eq!((values.as_ptr(), values.capacity()), (at, room));
-        assert!(values.is_empty());
-    }
 
     #[test]
     fn rooms_are_kept_while_batches_need_them_and_given_back_after_a_burst() {

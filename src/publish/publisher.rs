@@ -14,7 +14,7 @@ use super::{DedicatedPublisher, Draft, Outgoing, PublishPlan, link::Link};
 /// `PublishTimeoutMs` (5 s by default), waiting for one another included.
 #[derive(Clone)]
 pub struct Publisher {
-    plan: Arc<PublishPlan>,
+    pub(super) plan: Arc<PublishPlan>,
     link: Arc<Mutex<Link>>,
 }
 

@@ -22,10 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use streamlane::{
-    Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
-    Message, Outgoing, Persist, Schema, Settings, Streams, TopicSettings, TypedBatchHandler,
+    As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
+    Message, MessageType, Outgoing, Persist, Schema, Scratch, Settings, Streams, TopicSettings,
+    TypedBatchHandler,
     testing::{PrivateServer, Reply},
     typed, typed_batch,
 };
@@ -54,10 +55,13 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 12] = [
+const PATHS: [Path; 15] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("shared publish", shared_publish),
+    ("shared JSON publish", shared_json_publish),
+    ("dedicated JSON batches", dedicated_json_batches),
+    ("JSON publish with options", json_with_options),
     ("batch read", batch_read),
     ("message handler", message_handler),
     ("JSON handler", json_handler),
@@ -160,6 +164,24 @@ fn order() -> Outgoing<'static> {
         .header("tenant", "north")
 }
 
+/// A value to publish.
+#[derive(Clone, Copy, Serialize)]
+struct Placed {
+    id: u64,
+    customer: &'static str,
+    paid: f64,
+}
+
+impl MessageType for Placed {
+    const MESSAGE_TYPE: &'static str = "OrderPlaced";
+}
+
+const PLACED: Placed = Placed {
+    id: 4711,
+    customer: "a customer's name",
+    paid: 12.5,
+};
+
 // -- publishing
 
 /// Runs `calls` on threads of their own, each in turn for the warm-up and for its share of the messages.
@@ -235,6 +257,44 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
         })
     };
     on_publisher_threads(vec![call(), call()], 1)
+}
+
+fn shared_json_publish(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let call = || -> Box<dyn FnMut(usize) + Send> {
+        let publisher = publisher.clone();
+        Box::new(move |n| {
+            let id = if n.is_multiple_of(2) {
+                publisher.publish_json([b'k', n as u8], &PLACED)
+            } else {
+                publisher.publish_json("k", &As("OrderNoted", &PLACED))
+            };
+            id.unwrap();
+        })
+    };
+    on_publisher_threads(vec![call(), call()], 1)
+}
+
+fn dedicated_json_batches(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let (batch, mut results) = ([("k", PLACED); BATCH], Vec::with_capacity(BATCH));
+    let call = move |_| {
+        results.clear();
+        publisher.publish_json_batch_into(&batch, &mut results);
+        assert!(results.iter().all(Result::is_ok));
+    };
+    on_publisher_threads(vec![Box::new(call)], BATCH)
+}
+
+fn json_with_options(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let mut scratch = Scratch::default();
+    let call = move |_| {
+        let body = scratch.encode_json(&PLACED).unwrap();
+        let message = publisher.message(Placed::MESSAGE_TYPE, body).key("k");
+        message.header("source", "web").publish().unwrap();
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
 }
 
 // -- reading

@@ -13,6 +13,7 @@ mod bounds;
 mod configured;
 mod content;
 mod contract;
+mod json_publishing;
 mod lifecycle;
 mod outage;
 mod outcomes;
