@@ -122,7 +122,7 @@ impl Publisher {
         V: JsonMessage + ?Sized,
     {
         Workbench::borrow(|workbench| {
-            let body = workbench.one(value, &self.plan)?;
+            let body = workbench.one(value, self.plan())?;
             self.publish(key, value.message_type(), body)
         })
     }
@@ -140,7 +140,7 @@ impl Publisher {
     {
         let mut results = Vec::new();
         Workbench::borrow(|workbench| {
-            workbench.many(values, &self.plan, &mut results, |messages, results| {
+            workbench.many(values, self.plan(), &mut results, |messages, results| {
                 *results = self.publish_batch(messages);
             });
         });

@@ -5,6 +5,7 @@ mod dedicated;
 mod encoder;
 mod ensure;
 mod json;
+mod line;
 mod link;
 mod message;
 mod plan;

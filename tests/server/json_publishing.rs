@@ -168,7 +168,7 @@ fn a_value_that_refuses_is_an_argument_error_and_nothing_is_sent() {
         let e = failed(result, ErrorKind::Argument, Outcome::NotApplied);
         assert!(!e.is_retryable());
         let told = e.to_string();
-        for part in ["publish on refusing at 127.0.0.1", "JSON", "not this one"] {
+        for part in ["publish on refusing at ", "JSON", "not this one"] {
             assert!(told.contains(part), "{part}: {told}");
         }
     }
