@@ -39,6 +39,23 @@ use super::codec::DecodedBy;
 /// }
 /// ```
 ///
+/// What is borrowed cannot be kept past the call:
+///
+/// ```compile_fail,E0521
+/// # use serde::Deserialize;
+/// # use streamlane::{Batch, HandlerResult, TypedBatchHandler};
+/// # #[derive(Deserialize)]
+/// # struct Order<'a> { customer: &'a str }
+/// struct Postman(Vec<&'static str>);
+/// impl TypedBatchHandler for Postman {
+///     type Value<'a> = Order<'a>;
+///     fn handle(&mut self, orders: &[Order<'_>], _: &Batch<'_>) -> HandlerResult {
+///         self.0.extend(orders.iter().map(|o| o.customer)); // escapes the call
+///         Ok(())
+///     }
+/// }
+/// ```
+///
 /// Bodies are decoded on the lane, one after the other, before the handler is called: at half a
 /// microsecond for a small document, handing them to other threads would cost more than it saves.
 ///
