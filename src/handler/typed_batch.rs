@@ -134,9 +134,11 @@ where
     C: for<'a> Codec<'a, H::Value<'a>> + Clone + Send,
 {
     fn handle(&mut self, batch: &Batch<'_>) -> HandlerResult {
+        // A handler that panics takes both down with it.
+        let mut rooms = mem::take(&mut self.rooms);
         let mut values = emptied(mem::take(&mut self.values));
-        let rooms = self.rooms.of_batch(batch.len());
-        let decoded = decode_all(&mut self.codec, batch, rooms, &mut values);
+        let lent = batch.len();
+        let decoded = decode_all(&mut self.codec, batch, rooms.lend(lent), &mut values);
         let decoded = decoded.unwrap_or_else(|panic| {
             self.codec = self.pristine.clone();
             Err(Failure::panicked("codec", &*panic))
@@ -154,7 +156,8 @@ where
             }
         };
         self.values = emptied(values);
-        self.rooms.clear();
+        rooms.take_back(lent);
+        self.rooms = rooms;
         result
     }
 }
@@ -197,30 +200,40 @@ fn decode_all<'a, C: Codec<'a, V>, V>(
 
 /// A room for each message of a batch, for its value to borrow from.
 #[derive(Default)]
-struct Rooms(Vec<Vec<u8>>);
+struct Rooms {
+    rooms: Vec<Vec<u8>>,
+    /// The capacity of all of them.
+    held: usize,
+    /// How much of it a batch took, the largest of late.
+    needed: usize,
+}
 
 impl Rooms {
     /// More than this is kept only as long as batches need it.
     const KEPT: usize = 4 << 20;
 
-    fn of_batch(&mut self, messages: usize) -> &mut [Vec<u8>] {
-        if self.0.len() < messages {
-            self.0.resize_with(messages, Vec::new);
+    /// So many empty rooms, to be [taken back](Self::take_back).
+    fn lend(&mut self, messages: usize) -> &mut [Vec<u8>] {
+        if self.rooms.len() < messages {
+            self.rooms.resize_with(messages, Vec::new);
         }
-        &mut self.0[..messages]
+        let rooms = &mut self.rooms[..messages];
+        self.held -= rooms.iter().map(Vec::capacity).sum::<usize>();
+        rooms
     }
 
-    /// Empties them, and gives memory back after a burst. Without that, each room would grow to the
-    /// largest body there ever was.
-    fn clear(&mut self) {
-        let (mut held, mut used) = (0, 0);
-        for room in &mut self.0 {
-            held += room.capacity();
+    /// Empties those that were lent, and gives memory back some time after a burst. Without that, each
+    /// would grow to the largest body there ever was.
+    fn take_back(&mut self, messages: usize) {
+        let mut used = 0;
+        for room in &mut self.rooms[..messages] {
+            self.held += room.capacity();
             used += room.len();
             room.clear();
         }
-        if held > Self::KEPT.max(4 * used) {
-            self.0.clear();
+        self.needed = used.max(self.needed - self.needed / 64);
+        if self.held > Self::KEPT.max(4 * self.needed) {
+            *self = Self::default();
         }
     }
 }
@@ -233,12 +246,14 @@ mod tests {
     fn rooms_are_kept_while_batches_need_them_and_given_back_after_a_burst() {
         let mut rooms = Rooms::default();
         let mut batch = |messages: usize, bytes: usize| {
-            for room in rooms.of_batch(messages) {
+            for room in rooms.lend(messages) {
                 assert!(room.is_empty());
                 room.resize(bytes, 0);
             }
-            rooms.clear();
-            rooms.0.iter().map(Vec::capacity).sum::<usize>()
+            rooms.take_back(messages);
+            let held = rooms.rooms.iter().map(Vec::capacity).sum::<usize>();
+            assert_eq!(rooms.held, held);
+            held
         };
         for _ in 0..2 {
             assert!(batch(100, 100) < 100 * 200, "small ones");
@@ -249,7 +264,12 @@ mod tests {
         }
         for _ in 0..2 {
             assert!(batch(20, 1 << 20) >= 20 << 20, "steadily large");
+            assert!(batch(1, 100) >= 20 << 20, "with small ones between");
         }
-        assert!(batch(20, 100) <= Rooms::KEPT, "after the burst");
+        let held = (0..200).map(|_| batch(20, 100)).last();
+        assert!(
+            held.is_some_and(|held| held <= Rooms::KEPT),
+            "after the burst"
+        );
     }
 }

@@ -456,3 +456,24 @@ fn a_hook_that_knows_a_codecs_error_can_say_what_it_means() {
         (vec!["a".to_owned()], ids[0])
     );
 }
+
+#[test]
+fn a_handler_that_stays_after_a_panic_is_given_what_there_is() {
+    let server = server();
+    let (streams, _) = topic_of(&server, "stays", "0 1 2 x 4");
+    let (seen, made) = (Seen::default(), AtomicU32::new(0));
+    let record = seen.clone();
+    let builder = streams.consumer("stays").name("c").batch_size(2);
+    let consumer = builder.json_batches(move |_| {
+        // it cannot be made anew
+        assert_eq!(made.fetch_add(1, SeqCst), 0);
+        let record = record.clone();
+        typed_batch::<Order>(move |orders, batch| {
+            record.push(words(orders, batch));
+            assert!(record.len() > 1, "a bug at first");
+            Ok(())
+        })
+    });
+    consumer.start().unwrap().drain(PATIENCE).unwrap();
+    assert_eq!(seen.all(), ["0 1", "2", "4"]);
+}
