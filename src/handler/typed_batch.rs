@@ -201,7 +201,7 @@ fn decode_all<'a, C: Codec<'a, V>, V>(
 /// A room for each message of a batch, for its value to borrow from.
 #[derive(Default)]
 struct Rooms {
-    rooms: Vec<Vec<u8>>,
+    all: Vec<Vec<u8>>,
     /// The capacity of all of them.
     held: usize,
     /// How much of it a batch took, the largest of late.
@@ -214,10 +214,10 @@ impl Rooms {
 
     /// So many empty rooms, to be [taken back](Self::take_back).
     fn lend(&mut self, messages: usize) -> &mut [Vec<u8>] {
-        if self.rooms.len() < messages {
-            self.rooms.resize_with(messages, Vec::new);
+        if self.all.len() < messages {
+            self.all.resize_with(messages, Vec::new);
         }
-        let rooms = &mut self.rooms[..messages];
+        let rooms = &mut self.all[..messages];
         self.held -= rooms.iter().map(Vec::capacity).sum::<usize>();
         rooms
     }
@@ -226,7 +226,7 @@ impl Rooms {
     /// would grow to the largest body there ever was.
     fn take_back(&mut self, messages: usize) {
         let mut used = 0;
-        for room in &mut self.rooms[..messages] {
+        for room in &mut self.all[..messages] {
             self.held += room.capacity();
             used += room.len();
             room.clear();
@@ -251,7 +251,7 @@ mod tests {
                 room.resize(bytes, 0);
             }
             rooms.take_back(messages);
-            let held = rooms.rooms.iter().map(Vec::capacity).sum::<usize>();
+            let held = rooms.all.iter().map(Vec::capacity).sum::<usize>();
             assert_eq!(rooms.held, held);
             held
         };
