@@ -24,7 +24,7 @@ use crate::{
     Result, clock,
     error::{Error, ErrorKind, Outcome},
     net::{Deadline, Inbox, resp::Head},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{self, AtomicU32, Condvar, Mutex, MutexGuard, Ordering},
 };
 
 /// What a line leads to.
@@ -67,6 +67,9 @@ pub(super) struct Line<F: Far> {
     state: Mutex<State<F::Answer>>,
     /// Locked by nobody but the reader.
     reading: Mutex<Reading<F::Answer>>,
+    /// How many callers have what they waited for and have not left yet, most of them because they have
+    /// not run since. A hint, no more.
+    leaving: AtomicU32,
 }
 
 /// What the reader works with.
@@ -203,6 +206,7 @@ impl<F: Far> Line<F> {
                 inbox: Inbox::default(),
                 told: Vec::with_capacity(16),
             }),
+            leaving: AtomicU32::new(0),
         }
     }
 
@@ -249,13 +253,23 @@ impl<F: Far> Line<F> {
         });
         if s.has_writer {
             s.queue.extend_from_slice(command);
+        } else if self.leaving.load(Ordering::Relaxed) > 0 {
+            // Others are about to go on, and likely to come back with more: one write for all of them
+            // is a write less for each, and a wake-up less for the server.
+            s.has_writer = true;
+            s.queue.extend_from_slice(command);
+            drop(s);
+            sync::pause();
+            s = self.write_queue(self.state.lock(), &call);
         } else {
             s.has_writer = true;
             let look = was_idle && clock::coarse_ms().saturating_sub(s.used_ms) > IDLE_MS;
             s = self.write(s, command, by, look);
             s = self.write_queue(s, &call);
         }
-        Some(self.settle(s, &call))
+        let answer = self.settle(s, &call);
+        self.leaving.fetch_sub(1, Ordering::Relaxed);
+        Some(answer)
     }
 
     /// As the writer, writes what is next in line. Looks whether the far end is still there when told to.
@@ -384,7 +398,6 @@ impl<F: Far> Line<F> {
                 Err(e) => Some(e),
             };
             if failed.is_some() {
-                self.far.shut();
                 self.end(&mut s, failed);
             }
             if mine.is_none()
@@ -419,6 +432,11 @@ impl<F: Far> Line<F> {
         }
     }
 
+    fn tell(&self, seat: &Seat<F::Answer>, answer: Result<F::Answer>) -> Word<F::Answer> {
+        self.leaving.fetch_add(1, Ordering::Relaxed);
+        seat.tell(Word::Done(answer))
+    }
+
     /// Hands every answer that has arrived to the first in line; the reader's own goes to `mine`.
     fn deliver(
         &self,
@@ -441,9 +459,10 @@ impl<F: Far> Line<F> {
                 s.over.get_or_insert_with(|| e.again());
             }
             if Arc::ptr_eq(&seat, reader) {
+                self.leaving.fetch_add(1, Ordering::Relaxed);
                 *mine = Some(answer);
             } else {
-                let before = seat.tell(Word::Done(answer));
+                let before = self.tell(&seat, answer);
                 debug_assert!(
                     !matches!(before, Word::Read | Word::Write),
                     "a role is lost"
@@ -478,6 +497,7 @@ impl<F: Far> Line<F> {
                 self.end(&mut s, Some(e));
             }
         }
+        self.leaving.fetch_add(1, Ordering::Relaxed);
         let what = format!("no answer within {} ms", clock::ceil_ms(call.by.allowed()));
         let e = Error::new(ErrorKind::Timeout, "publish", what);
         self.far.about(e.with_outcome(outcome), call.tag)
@@ -489,6 +509,8 @@ impl<F: Far> Line<F> {
         if !s.is_dead {
             s.is_dead = true;
             s.over = failed;
+            // so that nobody goes on waiting for it
+            self.far.shut();
         }
         let Some(e) = s.over.take() else {
             return;
@@ -504,7 +526,7 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(e.again().with_outcome(outcome), t.tag);
-                match seat.tell(Word::Done(Err(e))) {
+                match self.tell(&seat, Err(e)) {
                     Word::Read => s.has_reader = false,
                     Word::Write => s.has_writer = false,
                     Word::Busy | Word::Parked | Word::Done(_) => {}
