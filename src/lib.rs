@@ -176,7 +176,11 @@ pub use handler::{
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
-pub use publish::{As, DedicatedPublisher, Draft, MessageType, Outgoing, PublishStatus, Publisher};
+pub use publish::{
+    Append, Argument, As, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
+    MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Publisher, Reply, StateEvent,
+    StateStore, Transaction,
+};
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{

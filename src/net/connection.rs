@@ -278,6 +278,23 @@ impl Connection {
         Ok(answers)
     }
 
+    /// The next `n` answers, `timeout` in total, to what was sent by [`Self::send`]. There must be no
+    /// more of them.
+    ///
+    /// A failure breaks the connection. Its outcome is `Unknown`: what was asked may have been done.
+    pub(crate) fn answers(
+        &mut self,
+        n: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        self.refuse_if_broken()?;
+        let deadline = super::after(timeout);
+        let answers = (0..n).map(|_| self.answer(deadline, timeout));
+        let answers = answers.collect::<Result<Vec<_>, _>>()?;
+        self.nothing_left()?;
+        Ok(answers)
+    }
+
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
         self.check_idle()?;
         let sent = self.socket.send_all(&self.out, timeout);

@@ -20,7 +20,7 @@ const PIECE_MESSAGES: usize = 512;
 const IDLE_MS: u64 = 5;
 
 /// Past this many bytes a send buffer is given back after use.
-const KEPT_BYTES: usize = 1024 * 1024;
+pub(super) const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]
@@ -194,7 +194,7 @@ impl Link {
     }
 
     /// A connection that can be written to, and a topic that is known to exist.
-    fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
+    pub(super) fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
         if let Some(c) = &mut self.connection
             && (!self.inbox.is_drained()
                 || clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
@@ -223,6 +223,19 @@ impl Link {
                 Err(e)
             }
         }
+    }
+
+    /// Hands the connection over, ready, for an exchange that must not be left half done. Who takes it
+    /// [returns](Self::return_connection) it once nothing is outstanding on it, and drops it otherwise.
+    pub(super) fn take_connection(&mut self, by: Deadline) -> Result<Connection> {
+        self.make_ready(by)?;
+        let c = self.connection.take();
+        c.ok_or_else(|| Error::new(ErrorKind::Io, "publish", "not connected"))
+    }
+
+    pub(super) fn return_connection(&mut self, c: Connection) {
+        self.connection = Some(c);
+        self.used_ms = clock::coarse_ms();
     }
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since

@@ -77,6 +77,20 @@ impl<'a> Outgoing<'a> {
         self
     }
 
+    /// The same message for as long as this one is borrowed: the compiler does not see that a shorter
+    /// time would do, because of the headers.
+    pub(super) fn reborrow(&self) -> Outgoing<'_> {
+        Outgoing {
+            key: self.key,
+            message_type: self.message_type,
+            body: self.body,
+            correlation_id: self.correlation_id,
+            traceparent: self.traceparent,
+            headers: self.headers.iter().copied().collect(),
+            partition: self.partition,
+        }
+    }
+
     /// The payload.
     pub fn body(&self) -> &'a [u8] {
         self.body

@@ -20,6 +20,9 @@ section! {
         /// Whether all partitions live in one cluster slot. False spreads them over a cluster,
         /// without transactions across partitions.
         co_locate_partitions: bool = true, "CoLocatePartitions", Flag;
+        /// Whether a state store keeps correlation id, trace context and headers of an event in the
+        /// state too. They are published in any case.
+        state_metadata: bool = false, "StateMetadata", Flag;
     }
 }
 
