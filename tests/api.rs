@@ -59,6 +59,8 @@ fn types_cross_threads() {
     send_and_sync::<Error>();
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();
+    owned::<Json>();
+    owned::<As<'static, str>>();
     send_and_sync::<HasHandler>();
     send_and_sync::<NoHandler>();
     send_and_sync::<Message<'static>>();
@@ -117,6 +119,10 @@ fn handlers_can_be_chosen_at_run_time() {
         Ok(())
     });
     sendable(typed);
+    sendable(typed_batch::<u64Of>(|n, batch| {
+        assert_eq!(n.len(), batch.len());
+        Ok(())
+    }));
 }
 
 #[allow(non_camel_case_types)]

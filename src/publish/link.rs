@@ -55,7 +55,7 @@ impl Link {
         self.inbox.set_spin(spin);
     }
 
-    pub(super) fn plan(&self) -> &PublishPlan {
+    pub(super) fn plan(&self) -> &Arc<PublishPlan> {
         &self.plan
     }
 
