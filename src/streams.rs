@@ -21,7 +21,7 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    publish::{PublishCounts, PublishPlan, PublishStatus, StreamKeys, TraceHook, ensure},
+    publish::{PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys, TraceHook, ensure},
     wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
 };
 
@@ -412,7 +412,8 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let streams = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
+        let by = Deadline::after(timeout);
+        let streams = ensure(c, keys, name, &all.topic(name), Role::Consumer, by)?;
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),

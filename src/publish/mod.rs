@@ -12,7 +12,7 @@ mod publisher;
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
-pub(crate) use ensure::{StreamKeys, ensure};
+pub(crate) use ensure::{Role, StreamKeys, ensure};
 pub use message::{Draft, Outgoing};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;

@@ -10,10 +10,10 @@ use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Target},
-    wire::{self, Entry, Keys, RoundRobin},
+    wire::{self, Entry, Keys, RoundRobin, XXH3},
 };
 
-use super::{Encoder, Outgoing, PublishCounts, ensure};
+use super::{Encoder, Outgoing, PublishCounts, Role, ensure};
 
 /// What a publisher is told once.
 #[derive(Clone, Debug)]
@@ -93,9 +93,23 @@ impl PublishPlan {
         }
         match (m.partition, self.settings.partitions) {
             (Some(p), Some(partitions)) => self.check_partition(p, partitions)?,
+            (None, _) if !m.key.is_empty() => self.check_routing()?,
             _ => {}
         }
         Ok(entry)
+    }
+
+    /// Whether a partition can be found for a key.
+    fn check_routing(&self) -> Result<()> {
+        let partitioner = &*self.settings.partitioner;
+        if partitioner == XXH3 {
+            return Ok(());
+        }
+        let why = format!(
+            "the topic's Partitioner is {partitioner:?}, which is not known here, so a message with a key \
+             needs an explicit partition"
+        );
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
     }
 
     pub(super) fn check_partition(&self, p: u32, partitions: u32) -> Result<()> {
@@ -127,7 +141,8 @@ impl PublishPlan {
         c: &mut Connection,
         by: Deadline,
     ) -> Result<Arc<Encoder>> {
-        let streams = ensure(c, &self.keys, &self.topic, &self.settings, by);
+        let (name, settings) = (&self.topic, &self.settings);
+        let streams = ensure(c, &self.keys, name, settings, Role::Publisher, by);
         let streams = streams.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         Ok(Arc::new(Encoder::new(self, streams)))
     }

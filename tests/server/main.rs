@@ -20,6 +20,7 @@ mod positions;
 mod publishing;
 mod reading;
 mod refusals;
+mod routing;
 mod shapes;
 mod sockets;
 mod start;
