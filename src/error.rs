@@ -52,7 +52,7 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum ServerClass {
     /// It will pass by itself: `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `UNBLOCKED`,
-    /// `MISCONF`, `NOREPLICAS`, `max number of clients`.
+    /// `MISCONF`, `NOREPLICAS`, `NOSCRIPT`, `max number of clients`.
     Transient,
     /// The server is a replica now (`READONLY`): the name must be resolved again.
     ReadOnly,
@@ -82,7 +82,7 @@ impl ServerClass {
             b"LOADING" => Self::Loading,
             b"READONLY" => Self::ReadOnly,
             b"MASTERDOWN" | b"CLUSTERDOWN" | b"TRYAGAIN" | b"BUSY" | b"UNBLOCKED" | b"MISCONF"
-            | b"NOREPLICAS" | b"NOTBUSY" => Self::Transient,
+            | b"NOREPLICAS" | b"NOTBUSY" | b"NOSCRIPT" => Self::Transient,
             b"NOAUTH" | b"WRONGPASS" => Self::Auth,
             b"NOPERM" => Self::NoPermission,
             b"OOM" => Self::OutOfMemory,
@@ -448,6 +448,7 @@ mod tests {
             ("WRONGTYPE Operation against a key", WrongType, "WRONGTYPE"),
             ("ERR unknown command 'XREAD'", UnknownCommand, "ERR"),
             ("ERR max number of clients reached", Transient, "ERR"),
+            ("NOSCRIPT No matching script.", Transient, "NOSCRIPT"),
             ("MOVED 866 127.0.0.1:7001", Moved, "MOVED"),
             ("ERR syntax error", Other, "ERR"),
             ("something else", Other, "ERR"),

@@ -176,7 +176,10 @@ pub use handler::{
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
-pub use publish::{DedicatedPublisher, Draft, Outgoing, PublishStatus, Publisher};
+pub use publish::{
+    Claim, DedicatedPublisher, Draft, DraftOnce, Idempotency, Outgoing, PublishStatus, Published,
+    Publisher,
+};
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{

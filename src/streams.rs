@@ -12,8 +12,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist,
-    Publisher, ReadMode, Result, Settings, Traceparent,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, Idempotency, PartitionStatus,
+    Persist, Publisher, ReadMode, Result, Settings, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -22,7 +22,7 @@ use crate::{
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys, TraceHook, ensure},
-    wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
+    wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
 
 /// A server and what is said about it: makes publishers and consumers.
@@ -212,6 +212,25 @@ impl Streams {
             round_robin: Arc::default(),
             trace: trace.clone(),
         })
+    }
+
+    /// What tells the first sight of an id from the others; see [`Idempotency`]. `scope` keeps the ids of
+    /// one purpose apart from all others, on this server and for every service that names it. Connects on
+    /// first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no scope can have: it is empty, or holds a brace or a control character.
+    pub fn idempotency(&self, scope: impl AsRef<str>) -> Result<Idempotency> {
+        let scope = scope.as_ref();
+        check_scope(scope)?;
+        let inner = &*self.inner;
+        Ok(Idempotency::new(
+            Arc::clone(&inner.target),
+            client_name(&["streams-dedupe", scope, &inner.pod]),
+            [self.connect_timeout(), inner.settings.publish_timeout],
+            inner.keys.dedupe(scope),
+        ))
     }
 
     /// What became of the messages published here, topic by topic.

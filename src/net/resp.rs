@@ -310,6 +310,14 @@ pub(crate) fn arg(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Adds one argument that is in two parts.
+pub(crate) fn arg_joined(out: &mut Vec<u8>, first: &[u8], then: &[u8]) {
+    mark(out, b'$', first.len() + then.len());
+    out.extend_from_slice(first);
+    out.extend_from_slice(then);
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Adds one argument that is a number.
 #[inline]
 pub(crate) fn arg_number(out: &mut Vec<u8>, n: u64) {

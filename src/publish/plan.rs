@@ -13,7 +13,10 @@ use crate::{
     wire::{self, Entry, Keys, RoundRobin, XXH3},
 };
 
-use super::{Encoder, Outgoing, PublishCounts, Role, ensure};
+use super::{
+    Encoder, Outgoing, PublishCounts, Role, ensure,
+    once::{Dedupe, check_marker},
+};
 
 /// What a publisher is told once.
 #[derive(Clone, Debug)]
@@ -65,12 +68,36 @@ pub(super) struct Packing {
 }
 
 impl PublishPlan {
-    /// The entry of a message. Everything that can be refused before a server is asked is refused here.
+    /// The entry of a message where there is no way to store it once.
     pub(super) fn entry<'a>(
         &self,
         m: &'a Outgoing<'_>,
         packing: &'a mut Packing,
     ) -> Result<Entry<'a>> {
+        match m.dedupe {
+            None => self.entry_of(m, packing),
+            Some(_) => {
+                let why =
+                    "a dedupe id has no place here: publish the message by itself or in a batch";
+                Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
+            }
+        }
+    }
+
+    /// The entry of a message, and how it is to be stored once, if it is.
+    pub(super) fn entry_once<'a>(
+        &self,
+        m: &'a Outgoing<'_>,
+        packing: &'a mut Packing,
+    ) -> Result<(Entry<'a>, Option<Dedupe<'a>>)> {
+        if let Some(Dedupe { id, ttl }) = m.dedupe {
+            check_marker("publish", id, ttl).map_err(|e| self.about(e))?;
+        }
+        Ok((self.entry_of(m, packing)?, m.dedupe))
+    }
+
+    /// Everything that can be refused before a server is asked is refused here.
+    fn entry_of<'a>(&self, m: &'a Outgoing<'_>, packing: &'a mut Packing) -> Result<Entry<'a>> {
         packing.headers.clear();
         wire::pack(&mut packing.headers, m.headers.iter().copied()).map_err(|e| self.about(e))?;
         packing.trace = match m.traceparent {
@@ -122,17 +149,10 @@ impl PublishPlan {
         Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
     }
 
-    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
-    /// sent yet. The gate sees to it that this is no storm.
+    /// As [`dial`], for this topic.
     pub(super) fn dial(&self, by: Deadline) -> Result<Connection> {
-        loop {
-            let wait = by.left().min(self.connect_timeout);
-            let dialled = Connection::dial(&self.target, &self.client_name, None, wait);
-            match dialled {
-                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
-                done => return done.map_err(|e| self.about(e)),
-            }
-        }
+        let c = dial(&self.target, &self.client_name, self.connect_timeout, by);
+        c.map_err(|e| self.about(e))
     }
 
     /// Sees to it that the topic exists.
@@ -152,5 +172,22 @@ impl PublishPlan {
         e.during("publish")
             .at(self.target.endpoint())
             .on_key(&self.topic)
+    }
+}
+
+/// Connects; while the server is down it is tried again until the time is up, for nothing has been sent
+/// yet. The gate sees to it that this is no storm.
+pub(super) fn dial(
+    target: &Target,
+    client_name: &str,
+    connect_timeout: Duration,
+    by: Deadline,
+) -> Result<Connection> {
+    loop {
+        let wait = by.left().min(connect_timeout);
+        match Connection::dial(target, client_name, None, wait) {
+            Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+            done => return done,
+        }
     }
 }

@@ -6,7 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Error, ErrorKind, Result, StreamId, net::Deadline, publish::message::Publish};
 
-use super::{DedicatedPublisher, Draft, Outgoing, PublishPlan, link::Link};
+use super::{DedicatedPublisher, Draft, Outgoing, PublishPlan, Published, link::Link};
 
 /// Publishes to one topic, from any number of threads over one connection.
 ///
@@ -54,7 +54,7 @@ impl Publisher {
         body: impl AsRef<[u8]>,
     ) -> Result<StreamId> {
         let m = Outgoing::new(message_type.as_ref(), body.as_ref()).key(key.as_ref());
-        self.send(&m)
+        Ok(self.send(&m)?.id)
     }
 
     /// Begins a message with options:
@@ -89,12 +89,22 @@ impl Publisher {
     /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own.
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
+        self.publish_batch_into(messages, &mut results);
+        results
+    }
+
+    /// As [`publish_batch`](Self::publish_batch), with results appended to a vector of yours: of ids, or
+    /// of [`Published`] to learn as well which messages had been stored before under their dedupe ids.
+    pub fn publish_batch_into<R: From<Published>>(
+        &self,
+        messages: &[Outgoing<'_>],
+        results: &mut Vec<Result<R>>,
+    ) {
         let by = Deadline::after(self.plan.timeout);
         match self.lock(by) {
-            Ok(mut link) => link.publish_batch(messages, by, &mut results),
+            Ok(mut link) => link.publish_batch(messages, by, results),
             Err(e) => results.extend(messages.iter().map(|_| Err(e.again()))),
         }
-        results
     }
 
     /// A publisher on a socket of its own, for the hottest thread.
@@ -119,7 +129,7 @@ impl Publisher {
 }
 
 impl Publish for &Publisher {
-    fn send(self, message: &Outgoing<'_>) -> Result<StreamId> {
+    fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let by = Deadline::after(self.plan.timeout);
         self.lock(by)?.publish(message, by)
     }

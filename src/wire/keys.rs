@@ -67,6 +67,17 @@ impl Keys {
         format!("{}o:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
+    /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
+    pub(crate) fn once(&self, tag: &str) -> String {
+        format!("{}once:{{{tag}}}:", self.prefix)
+    }
+
+    /// What the idempotency markers of a scope begin with; the id follows. Shared with peers.
+    pub(crate) fn dedupe(&self, scope: &str) -> String {
+        format!("{}dedupe:{{{scope}}}:", self.prefix)
+    }
+
     /// The hash of a topic's metadata.
     pub(crate) fn topic_meta(&self, topic: &str) -> String {
         format!("{}m:{{{topic}}}", self.prefix)
@@ -90,6 +101,11 @@ pub(crate) fn check_consumer(consumer: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Refuses what [`check_topic`] does.
+pub(crate) fn check_scope(scope: &str) -> Result<(), Error> {
+    check_name("idempotency scope", scope)
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
@@ -133,6 +149,10 @@ mod tests {
             "re:p:{orders}:billing:meta"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
+        assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");
+        assert_eq!(keys.once("orders"), "re:once:{orders}:");
+        let spread = keys.stream("orders", 3, false);
+        assert_eq!(keys.once(&spread), "re:once:{re:s:orders:3}:");
 
         let old = Keys::with_prefix("production:re:").unwrap();
         assert_eq!(old.stream("orders", 0, true), "production:re:s:{orders}:0");

@@ -1,0 +1,155 @@
+//! Publishing once under a dedupe id: a script that appends and leaves a marker, or finds the marker
+//! of an earlier call.
+
+use std::time::Duration;
+
+use crate::{
+    Result, StreamId, clock,
+    error::{Error, ErrorKind, Outcome, ServerClass},
+    net::resp::{self, Head},
+    wire::Entry,
+};
+
+use super::Encoder;
+
+/// What became of a message with a dedupe id.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Published {
+    /// The id of the message in its stream: of this one, or of the one that was stored before.
+    pub id: StreamId,
+    /// Whether a message with this dedupe id had been stored before, so that nothing was stored now. It
+    /// may have been handled and trimmed away since. Never true without a dedupe id.
+    pub repeated: bool,
+}
+
+impl Published {
+    /// Of a message that was stored just now.
+    pub(super) fn new(id: StreamId) -> Self {
+        Self {
+            id,
+            repeated: false,
+        }
+    }
+}
+
+impl From<Published> for StreamId {
+    fn from(published: Published) -> Self {
+        published.id
+    }
+}
+
+/// Under which id a message is stored once, and for how long that is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Dedupe<'a> {
+    pub(super) id: &'a [u8],
+    pub(super) ttl: Duration,
+}
+
+/// The longest id that is taken: it becomes part of a key.
+const LONGEST_ID: usize = 1024;
+
+/// The longest time anything is remembered; the server adds it to its clock.
+const LONGEST_TTL: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
+/// Refuses what can be no marker: an id that is empty or too long, or a time as [`check_ttl`] does.
+pub(super) fn check_marker(operation: &'static str, id: &[u8], ttl: Duration) -> Result<()> {
+    let why = match id.len() {
+        0 => "the id is empty, so everything would be taken for the first".to_owned(),
+        1..=LONGEST_ID => return check_ttl(operation, ttl),
+        n => format!("the id has {n} bytes, more than {LONGEST_ID}: use a hash of it"),
+    };
+    Err(Error::new(ErrorKind::Argument, operation, why))
+}
+
+/// Refuses a time below a millisecond or beyond all use.
+pub(super) fn check_ttl(operation: &'static str, ttl: Duration) -> Result<()> {
+    if (Duration::from_millis(1)..=LONGEST_TTL).contains(&ttl) {
+        return Ok(());
+    }
+    let why =
+        format!("it is to be remembered for {ttl:?}: say 1 ms or more, and at most 100 years");
+    Err(Error::new(ErrorKind::Argument, operation, why))
+}
+
+/// Keys: the stream, the marker. Arguments: the milliseconds to remember it for, then what follows the
+/// key in XADD. What may be refused is refused before anything is appended: the marker is written empty
+/// first, and an empty one counts as none. Ids stay text throughout: numbers would lose their last
+/// digits. A server without memory refuses the script as it does an XADD.
+const SCRIPT: &str = "#!lua
+local id = redis.call('GET', KEYS[2])
+if id and id ~= '' then return '=' .. id end
+redis.call('SET', KEYS[2], '', 'PX', ARGV[1])
+id = redis.call('XADD', KEYS[1], unpack(ARGV, 2))
+redis.call('SET', KEYS[2], id, 'PX', ARGV[1])
+return id";
+
+/// What the server knows the script by.
+const SHA1: &str = "5b85839b995433cc330e1cca7daf00f5ed5a6c68";
+
+/// What the script puts before an id that it found.
+const FOUND: &[u8] = b"=";
+
+/// How the script is named to the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// As a whole: the server runs it and knows it from then on.
+    Whole,
+    /// By its hash. The server answers NOSCRIPT, and has done nothing, if it does not know it.
+    Known,
+}
+
+impl Encoder {
+    /// Adds the command that appends an entry unless that was done before.
+    pub(super) fn once(
+        &self,
+        out: &mut Vec<u8>,
+        entry: &Entry<'_>,
+        dedupe: Dedupe<'_>,
+        partition: u32,
+        form: Form,
+    ) {
+        resp::command(out, 6 + self.args_after_key(entry));
+        let (name, script) = match form {
+            Form::Whole => ("EVAL", SCRIPT),
+            Form::Known => ("EVALSHA", SHA1),
+        };
+        resp::arg(out, name.as_bytes());
+        resp::arg(out, script.as_bytes());
+        resp::arg_number(out, 2);
+        resp::arg(out, self.stream(partition));
+        resp::arg_joined(out, self.marker_prefix(partition), dedupe.id);
+        resp::arg_number(out, clock::ceil_ms(dedupe.ttl));
+        self.after_key(out, entry);
+    }
+
+    /// What the server's reply to [`once`](Self::once) means. Counts the message.
+    pub(super) fn published(&self, head: Head, text: &[u8], partition: u32) -> Result<Published> {
+        let Some(found) = text.strip_prefix(FOUND) else {
+            let id = self.id(head, text, partition).map(Published::new);
+            return id.map_err(|e| {
+                let commands = "+eval +evalsha +get +set +xadd";
+                saying_what_to_grant(e, commands, &self.marker_family())
+            });
+        };
+        let Some(id) = StreamId::parse(found) else {
+            let why = "the marker of its dedupe id holds something else than an entry's id: it was not \
+                       written by a publisher, so delete it or use another dedupe id";
+            let e = Error::config(why).with_outcome(Outcome::NotApplied);
+            return Err(self.about(e, partition));
+        };
+        self.count_repeated();
+        Ok(Published { id, repeated: true })
+    }
+}
+
+/// Says what to grant where a script was refused.
+pub(super) fn saying_what_to_grant(e: Error, commands: &str, keys: &str) -> Error {
+    if e.server_class() != Some(ServerClass::NoPermission) {
+        return e;
+    }
+    let said = e.message();
+    let what =
+        format!("{said}; this is a script, which needs ACL SETUSER <user> {commands} ~{keys}*");
+    e.saying(what)
+}
