@@ -105,6 +105,9 @@ impl ServerClass {
             || starts("auth ")
         {
             Self::Auth
+        } else if starts("the user executing the script can't") {
+            // what Redis 7.0 says instead of NOPERM inside a script
+            Self::NoPermission
         } else if starts("max number of clients") {
             Self::Transient
         } else {
@@ -449,6 +452,11 @@ mod tests {
             ("ERR unknown command 'XREAD'", UnknownCommand, "ERR"),
             ("ERR max number of clients reached", Transient, "ERR"),
             ("NOSCRIPT No matching script.", Transient, "NOSCRIPT"),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                NoPermission,
+                "ERR",
+            ),
             ("MOVED 866 127.0.0.1:7001", Moved, "MOVED"),
             ("ERR syntax error", Other, "ERR"),
             ("something else", Other, "ERR"),

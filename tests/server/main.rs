@@ -14,6 +14,7 @@ mod configured;
 mod content;
 mod contract;
 mod lifecycle;
+mod once;
 mod outage;
 mod outcomes;
 mod positions;
