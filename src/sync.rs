@@ -3,14 +3,14 @@
 
 #[cfg(not(loom))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex},
+    parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
 };
 
 #[cfg(loom)]
 pub(crate) use {
     loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
-    modelled::{Condvar, Mutex},
+    modelled::{Condvar, Mutex, MutexGuard},
 };
 
 /// To be called in a loop that waits for another thread's few instructions.

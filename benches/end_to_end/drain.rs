@@ -62,7 +62,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
             };
             let columns = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
             let ways = vec![
-                Way::new("bare socket", || lane.floor()),
+                Way::floor("bare socket", || lane.floor()),
                 Way::new("batch handler", || lane.batches()),
                 Way::new("message handler", || lane.messages()),
                 Way::new("JSON handler", || lane.json()),

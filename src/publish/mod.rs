@@ -5,6 +5,7 @@ mod dedicated;
 mod encoder;
 mod ensure;
 mod idempotency;
+mod line;
 mod link;
 mod message;
 mod once;
