@@ -177,8 +177,9 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Claim, DedicatedPublisher, Draft, DraftOnce, Idempotency, Outgoing, PublishStatus, Published,
-    Publisher,
+    Argument, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft, DraftOnce,
+    Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Reply,
+    Transaction,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

@@ -12,8 +12,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, Idempotency, PartitionStatus,
-    Persist, Publisher, ReadMode, Result, Settings, Traceparent,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, Idempotency, Outbox,
+    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -184,10 +184,25 @@ impl Streams {
     ///
     /// A name that no topic can have.
     pub fn publisher(&self, topic: impl Into<String>) -> Result<Publisher> {
-        Ok(Publisher::new(self.publish_plan(topic.into())?))
+        Ok(Publisher::new(
+            self.publish_plan("streams-pub", topic.into())?,
+        ))
     }
 
-    fn publish_plan(&self, topic: String) -> Result<PublishPlan> {
+    /// An outbox for a topic, from its entry in `Topics` or with defaults, on a connection of its own.
+    /// Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have.
+    pub fn outbox(&self, topic: impl Into<String>) -> Result<Outbox> {
+        Ok(Outbox::new(
+            self.publish_plan("streams-outbox", topic.into())?,
+        ))
+    }
+
+    /// What is told to whoever publishes to a topic; `role` begins the name of its connections.
+    fn publish_plan(&self, role: &str, topic: String) -> Result<PublishPlan> {
         check_topic(&topic)?;
         let Inner {
             settings,
@@ -203,7 +218,7 @@ impl Streams {
             target: Arc::clone(target),
             keys: keys.clone(),
             settings: settings.topic(&topic),
-            client_name: client_name(&["streams-pub", &topic, pod]),
+            client_name: client_name(&[role, &topic, pod]),
             topic,
             connect_timeout: self.connect_timeout(),
             timeout: settings.publish_timeout,

@@ -27,6 +27,11 @@ fn small<T: Copy + Eq + Hash + Debug + Send + Sync + 'static>() {}
 fn types_cross_threads() {
     owned::<Streams>();
     owned::<Publisher>();
+    owned::<Outbox>();
+    owned::<Command>();
+    owned::<Commit>();
+    owned::<Reply>();
+    owned::<PartlyFailed>();
     owned::<Settings>();
     owned::<ConsumerSettings>();
     owned::<TopicSettings>();
@@ -56,6 +61,8 @@ fn types_cross_threads() {
     send_and_sync::<Message<'static>>();
     send::<ConsumerBuilder>();
     send::<ConsumerBuilder<HasHandler>>();
+    send_and_sync::<Condition>();
+    send_and_sync::<Transaction<'static>>();
     send::<Draft<'static, &Publisher>>();
     send::<Draft<'static, &mut DedicatedPublisher>>();
 
@@ -140,7 +147,7 @@ fn errors_are_errors() {
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.
-const CLOSED: [&str; 2] = ["Outcome", "Status"];
+const CLOSED: [&str; 3] = ["Commit", "Outcome", "Status"];
 
 /// All other enums that users match on may grow without breaking them.
 #[test]

@@ -278,6 +278,21 @@ impl Connection {
         Ok(answers)
     }
 
+    /// The next `n` answers, `timeout` in total, to what was sent by [`Self::send`]. There must be no
+    /// more of them.
+    ///
+    /// A failure breaks the connection. Its outcome is `Unknown`: what was asked may have been done.
+    pub(crate) fn answers(
+        &mut self,
+        n: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        self.refuse_if_broken()?;
+        let deadline = super::after(timeout);
+        let answers: Result<Vec<_>, _> = (0..n).map(|_| self.answer(deadline, timeout)).collect();
+        self.nothing_left().and(answers)
+    }
+
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
         self.check_idle()?;
         let sent = self.socket.send_all(&self.out, timeout);

@@ -18,8 +18,9 @@ use crate::{
 
 use super::{
     link::is_over,
-    once::{check_marker, check_ttl, saying_what_to_grant},
+    once::{check_marker, check_ttl},
     plan::dial,
+    script::{Script, by_hash_first},
 };
 
 /// Tells the first sight of an id from the others, so that what must happen once is not done twice: for
@@ -36,8 +37,8 @@ use super::{
 /// |---|---|---|
 /// | the work fails | not done, until the time is over: it is **lost** unless you see to it | the claim is released, the next call may try |
 /// | the process dies between claim and work, or in it | the same | as if it failed, once the claim's time is over |
-/// | the work takes longer than the time | may be done **twice** | the same, and [`Claim::complete`] tells |
-/// | the answer to the call is lost | not known whether it was the first: as if it failed | the same |
+/// | the work takes longer than the time | may be done **twice** | the same, but [`Claim::complete`] tells |
+/// | the answer to the call is lost | an error; if it was the first, nobody will be told so: **lost** as above | an error; if it was the first, the id is free once the claim's time is over |
 /// | the marker is lost (failover, eviction) | may be done **twice** | the same |
 ///
 /// Where the work is publishing, [`Draft::dedupe`](crate::Draft::dedupe) does both in one step and
@@ -62,16 +63,24 @@ const DONE: &str = "1";
 
 /// Key: the marker. Arguments: the claim's token, what to leave, the milliseconds to keep it for. Says
 /// whether the claim still stood. One that ran out and was taken by nobody is marked all the same.
-const COMPLETE: &str = "#!lua flags=allow-oom
+const COMPLETE: Script = Script {
+    text: "#!lua flags=allow-oom
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-return held and 1 or 0";
+return held and 1 or 0",
+    sha1: "6788377e0dd9380fea5382bc06a6211c2d83135e",
+    commands: "+eval +evalsha +get +set",
+};
 
 /// Key: the marker. Argument: the claim's token. Says whether the claim still stood.
-const RELEASE: &str = "#!lua flags=allow-oom
+const RELEASE: Script = Script {
+    text: "#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])";
+return redis.call('DEL', KEYS[1])",
+    sha1: "0bb7d15e4e16cb51dadf9e6431a2a10d7801b995",
+    commands: "+eval +evalsha +get +del",
+};
 
 impl Idempotency {
     /// Of the scope whose markers begin with `prefix`.
@@ -141,14 +150,14 @@ impl Idempotency {
     pub fn claim(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<Option<Claim>> {
         let by = Deadline::after(self.shared.timeout);
         let token = InstanceId::random().to_string();
-        // From before it was sent: here it is never over later than on the server.
-        let until = clock::now() + ttl;
+        let asked = clock::now();
         let first = self.shared.mark(id.as_ref(), &token, ttl, by)?;
         Ok(first.then(|| Claim {
             shared: Arc::clone(&self.shared),
             key: self.shared.key(id.as_ref()),
             token,
-            until,
+            // From before it was sent: here it is never over later than on the server.
+            until: asked + ttl,
             open: true,
         }))
     }
@@ -199,7 +208,7 @@ impl Claim {
         check_ttl("complete", ttl).map_err(|e| self.shared.about(e))?;
         let ms = clock::ceil_ms(ttl).to_string();
         let args = [self.token.as_bytes(), DONE.as_bytes(), ms.as_bytes()];
-        self.run("complete", COMPLETE, &args)
+        self.run("complete", &COMPLETE, &args)
     }
 
     /// Frees the id, so that the next call may claim it. False when the claim's time was over before.
@@ -214,16 +223,14 @@ impl Claim {
 
     fn free(&mut self) -> Result<bool> {
         self.open = false;
-        self.run("release", RELEASE, &[self.token.as_bytes()])
+        self.run("release", &RELEASE, &[self.token.as_bytes()])
     }
 
-    fn run(&self, operation: &'static str, script: &str, args: &[&[u8]]) -> Result<bool> {
-        let mut cmd = redis::cmd("EVAL");
-        cmd.arg(script).arg(1).arg(&self.key).arg(args);
+    fn run(&self, operation: &'static str, script: &Script, args: &[&[u8]]) -> Result<bool> {
         let by = Deadline::after(self.shared.timeout);
-        let answer = self.shared.call(&cmd, by).map_err(|e| {
-            let e = e.during(operation);
-            saying_what_to_grant(e, "+eval +get +set +del", &self.shared.prefix)
+        let run = |form| self.shared.call(&script.on_key(form, &self.key, args), by);
+        let answer = by_hash_first(run).map_err(|e| {
+            script.saying_what_to_grant(e.during(operation), &[&self.shared.prefix])
         })?;
         Ok(answer == Value::Int(1))
     }

@@ -11,7 +11,8 @@ use crate::{
 
 use super::{
     Encoder, Outgoing, Packing, PublishPlan, Published,
-    once::{Dedupe, Form},
+    once::Dedupe,
+    script::{Form, by_hash_first},
 };
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
@@ -48,9 +49,6 @@ struct Route {
     /// Whether it was sent by the script.
     once: bool,
 }
-
-/// The server does not know the script by its hash.
-const NOSCRIPT: &str = "NOSCRIPT";
 
 impl Link {
     pub(super) fn new(plan: Arc<PublishPlan>) -> Self {
@@ -89,18 +87,11 @@ impl Link {
         let partition = encoder.route(m, || encoder.turn())?;
         let once = dedupe.is_some();
         let route = Route { partition, once };
-        let mut form = Form::Known;
-        let published = loop {
+        let published = by_hash_first(|form| {
             self.out.clear();
             append(&mut self.out, &encoder, &entry, dedupe, partition, form);
-            match self.exchange(&encoder, route, by) {
-                // It has done nothing, so it may be sent again.
-                Err(e) if form == Form::Known && e.server_code() == Some(NOSCRIPT) => {
-                    form = Form::Whole;
-                }
-                done => break done,
-            }
-        };
+            self.exchange(&encoder, route, by)
+        });
         self.packing = packing;
         published.inspect_err(|e| {
             if is_over(e) {
@@ -231,7 +222,7 @@ impl Link {
     }
 
     /// A connection that can be written to, and a topic that is known to exist.
-    fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
+    pub(super) fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
         if let Some(c) = &mut self.connection
             && (!self.inbox.is_drained()
                 || clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
@@ -260,6 +251,19 @@ impl Link {
                 Err(e)
             }
         }
+    }
+
+    /// Hands the connection over, ready, for an exchange that must not be left half done. Who takes it
+    /// [returns](Self::return_connection) it once nothing is outstanding on it, and drops it otherwise.
+    pub(super) fn take_connection(&mut self, by: Deadline) -> Result<Connection> {
+        self.make_ready(by)?;
+        let c = self.connection.take();
+        c.ok_or_else(|| Error::new(ErrorKind::Io, "publish", "not connected"))
+    }
+
+    pub(super) fn return_connection(&mut self, c: Connection) {
+        self.connection = Some(c);
+        self.used_ms = clock::coarse_ms();
     }
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since

@@ -1,5 +1,7 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+mod command;
+mod condition;
 mod counts;
 mod dedicated;
 mod encoder;
@@ -9,9 +11,14 @@ mod line;
 mod link;
 mod message;
 mod once;
+mod outbox;
 mod plan;
 mod publisher;
+mod script;
+mod transaction;
 
+pub use command::{Argument, Command, Reply};
+pub use condition::Condition;
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
@@ -19,6 +26,8 @@ pub(crate) use ensure::{Role, StreamKeys, ensure};
 pub use idempotency::{Claim, Idempotency};
 pub use message::{Draft, DraftOnce, Outgoing};
 pub use once::Published;
+pub use outbox::{Commit, Committed, Outbox, Transaction};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
+pub use transaction::PartlyFailed;
 use {counts::Count, encoder::Encoder, plan::Packing};

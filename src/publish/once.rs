@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use crate::{
     Result, StreamId, clock,
-    error::{Error, ErrorKind, Outcome, ServerClass},
+    error::{Error, ErrorKind, Outcome},
     net::resp::{self, Head},
     wire::Entry,
 };
 
-use super::Encoder;
+use super::{
+    Encoder,
+    script::{Form, Script},
+};
 
 /// What became of a message with a dedupe id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,28 +79,20 @@ pub(super) fn check_ttl(operation: &'static str, ttl: Duration) -> Result<()> {
 /// key in XADD. What may be refused is refused before anything is appended: the marker is written empty
 /// first, and an empty one counts as none. Ids stay text throughout: numbers would lose their last
 /// digits. A server without memory refuses the script as it does an XADD.
-const SCRIPT: &str = "#!lua
+pub(super) const ONCE: Script = Script {
+    text: "#!lua
 local id = redis.call('GET', KEYS[2])
 if id and id ~= '' then return '=' .. id end
 redis.call('SET', KEYS[2], '', 'PX', ARGV[1])
 id = redis.call('XADD', KEYS[1], unpack(ARGV, 2))
 redis.call('SET', KEYS[2], id, 'PX', ARGV[1])
-return id";
-
-/// What the server knows the script by.
-const SHA1: &str = "5b85839b995433cc330e1cca7daf00f5ed5a6c68";
+return id",
+    sha1: "5b85839b995433cc330e1cca7daf00f5ed5a6c68",
+    commands: "+eval +evalsha +get +set +xadd",
+};
 
 /// What the script puts before an id that it found.
 const FOUND: &[u8] = b"=";
-
-/// How the script is named to the server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
-    /// As a whole: the server runs it and knows it from then on.
-    Whole,
-    /// By its hash. The server answers NOSCRIPT, and has done nothing, if it does not know it.
-    Known,
-}
 
 impl Encoder {
     /// Adds the command that appends an entry unless that was done before.
@@ -109,14 +104,7 @@ impl Encoder {
         partition: u32,
         form: Form,
     ) {
-        resp::command(out, 6 + self.args_after_key(entry));
-        let (name, script) = match form {
-            Form::Whole => ("EVAL", SCRIPT),
-            Form::Known => ("EVALSHA", SHA1),
-        };
-        resp::arg(out, name.as_bytes());
-        resp::arg(out, script.as_bytes());
-        resp::arg_number(out, 2);
+        ONCE.begin(out, form, 2, 1 + self.args_after_key(entry));
         resp::arg(out, self.stream(partition));
         resp::arg_joined(out, self.marker_prefix(partition), dedupe.id);
         resp::arg_number(out, clock::ceil_ms(dedupe.ttl));
@@ -127,10 +115,7 @@ impl Encoder {
     pub(super) fn published(&self, head: Head, text: &[u8], partition: u32) -> Result<Published> {
         let Some(found) = text.strip_prefix(FOUND) else {
             let id = self.id(head, text, partition).map(Published::new);
-            return id.map_err(|e| {
-                let commands = "+eval +evalsha +get +set +xadd";
-                saying_what_to_grant(e, commands, &self.marker_family())
-            });
+            return id.map_err(|e| ONCE.saying_what_to_grant(e, &[&self.marker_family()]));
         };
         let Some(id) = StreamId::parse(found) else {
             let why = "the marker of its dedupe id holds something else than an entry's id: it was not \
@@ -141,15 +126,4 @@ impl Encoder {
         self.count_repeated();
         Ok(Published { id, repeated: true })
     }
-}
-
-/// Says what to grant where a script was refused.
-pub(super) fn saying_what_to_grant(e: Error, commands: &str, keys: &str) -> Error {
-    if e.server_class() != Some(ServerClass::NoPermission) {
-        return e;
-    }
-    let said = e.message();
-    let what =
-        format!("{said}; this is a script, which needs ACL SETUSER <user> {commands} ~{keys}*");
-    e.saying(what)
 }

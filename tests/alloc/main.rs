@@ -25,7 +25,7 @@ use std::{
 use serde::Deserialize;
 use streamlane::{
     Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Schema, Settings, Streams, TopicSettings,
+    Outgoing, Persist, Result, Schema, Settings, StreamId, Streams, TopicSettings,
     testing::{PrivateServer, Reply},
     typed,
 };
@@ -54,9 +54,10 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 9] = [
+const PATHS: [Path; 10] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
+    ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
     ("batch read", batch_read),
     ("message handler", message_handler),
@@ -198,15 +199,30 @@ fn publish_one(publisher: &mut DedicatedPublisher, n: usize) {
     }
 }
 
+fn with_room(results: usize) -> Vec<Result<StreamId>> {
+    Vec::with_capacity(results)
+}
+
 fn dedicated_publish(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
     let call = move |n| publish_one(&mut publisher, n);
     on_publisher_threads(vec![Box::new(call)], 1)
 }
 
+fn publish_once(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let call = move |n: usize| {
+        let id = n.to_be_bytes();
+        let draft = publisher.message("OrderPlaced", BODY).key(&id);
+        let published = draft.dedupe(&id, Duration::from_secs(60)).publish();
+        assert_ne!(published.unwrap().id, StreamId::MIN);
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
+}
+
 fn dedicated_batches(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
-    let (batch, mut results) = (vec![order(); BATCH], Vec::with_capacity(BATCH));
+    let (batch, mut results) = (vec![order(); BATCH], with_room(BATCH));
     let call = move |_| {
         results.clear();
         publisher.publish_batch_into(&batch, &mut results);
@@ -353,7 +369,7 @@ fn position_flush(scene: &Scene) -> Vec<Count> {
     let theirs = Arc::clone(&window);
     let publish = move || {
         let messages = [0, 1].map(|p| order().partition(p));
-        let mut results = Vec::with_capacity(messages.len());
+        let mut results = with_room(messages.len());
         let mut to_each = |n: usize| {
             for _ in 0..n {
                 results.clear();

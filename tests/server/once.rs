@@ -192,7 +192,11 @@ fn a_resend_after_a_lost_answer_appends_once() {
     let server = server();
     let relay = Relay::to(&server).unwrap();
     let publisher = open(&relay.url(), "orders", 1).publisher("orders").unwrap();
-    publisher.publish("k", "T", "first").unwrap();
+    // Over the connection that such messages take, too.
+    publisher
+        .publish_batch(&[Outgoing::new("T", "first").key("k")])
+        .remove(0)
+        .unwrap();
     relay.fault_existing(Way::Replies, Fault::Swallow);
     let once = |p: &Publisher| p.message("T", "lost").key("k").dedupe("id", HOUR).publish();
     let other = publisher.clone();
