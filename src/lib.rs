@@ -178,8 +178,8 @@ pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
     Argument, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft, DraftOnce,
-    Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Reply,
-    Transaction,
+    Forwarder, Forwarding, Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus, Published,
+    Publisher, Reply, Source, Transaction,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

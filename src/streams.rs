@@ -12,7 +12,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, Idempotency, Outbox,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
     PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
@@ -227,6 +227,16 @@ impl Streams {
             round_robin: Arc::default(),
             trace: trace.clone(),
         })
+    }
+
+    /// What publishes to a topic what comes of ordered sources, exactly once in effect; see
+    /// [`Forwarder`]. The topic is from its entry in `Topics` or with defaults. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, or a topic that is set to `CoLocatePartitions: false`.
+    pub fn forwarder(&self, target: impl Into<String>) -> Result<Forwarder> {
+        Forwarder::new(self.publish_plan("streams-forward", target.into())?)
     }
 
     /// What tells the first sight of an id from the others; see [`Idempotency`]. `scope` keeps the ids of

@@ -193,7 +193,14 @@ fn lost_answers_are_unknown_and_a_claim_whose_end_is_unknown_ends_by_itself() {
     let relay = Relay::to(&server).unwrap();
     let streams = open(&relay.url(), "orders", 1);
     let bets = streams.idempotency("bets").unwrap();
-    bets.try_begin("warm", HOUR).unwrap();
+    // From here on the server knows the script by its hash.
+    assert!(
+        bets.claim("warm", HOUR)
+            .unwrap()
+            .unwrap()
+            .complete(HOUR)
+            .unwrap()
+    );
     relay.fault_existing(Way::Replies, Fault::Swallow);
     let other = bets.clone();
     let lost = thread::spawn(move || other.try_begin("id", HOUR));

@@ -13,6 +13,7 @@ mod bounds;
 mod configured;
 mod content;
 mod contract;
+mod forwarder;
 mod idempotency;
 mod lifecycle;
 mod once;
