@@ -424,6 +424,16 @@ mod tests {
     }
 
     #[test]
+    fn an_argument_in_two_parts_is_one() {
+        let [mut joined, mut whole] = [Vec::new(), Vec::new()];
+        for (first, then) in [("re:once:{t}:", "id"), ("", "x"), ("x", ""), ("", "")] {
+            arg_joined(&mut joined, first.as_bytes(), then.as_bytes());
+            arg(&mut whole, format!("{first}{then}").as_bytes());
+        }
+        assert_eq!(joined, whole);
+    }
+
+    #[test]
     fn what_is_no_reply_is_refused() {
         for bytes in [
             &b"\r\n"[..],

@@ -148,7 +148,7 @@ const NAME: &str = "forward";
 /// mark that is no id is below everything. Mark and marker are written before the messages, so that
 /// whatever may be refused is refused while nothing is published; a stream that takes no message (it is of
 /// another type, its ids are used up) makes it all undone.
-const FORWARD: Script = Script {
+pub(super) const FORWARD: Script = Script {
     text: "#!lua
 local function less(a, b)
     if #a ~= #b then return #a < #b end
@@ -451,5 +451,78 @@ impl fmt::Debug for Forwarder {
             .field("marks", &self.marks)
             .field("endpoint", &self.shared.plan.target.endpoint())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(words: &[&str]) -> Value {
+        let bulk = |w: &&str| Value::BulkString(w.as_bytes().to_vec());
+        Value::Array(words.iter().map(bulk).collect())
+    }
+
+    #[test]
+    fn the_answer_of_the_script_is_one_of_three() {
+        let id = |ms| StreamId::new(ms, 0);
+        for (answer, messages, forwarding) in [
+            (
+                texts(&["forwarded", "1-0"]),
+                1,
+                Forwarding::Forwarded(vec![id(1)]),
+            ),
+            (
+                texts(&["forwarded", "1-0", "2-0"]),
+                2,
+                Forwarding::Forwarded(vec![id(1), id(2)]),
+            ),
+            (texts(&["already"]), 2, Forwarding::AlreadyForwarded),
+            (
+                texts(&["behind", "9-0"]),
+                1,
+                Forwarding::OutOfOrder { mark: id(9) },
+            ),
+            // as a peer may have written it
+            (
+                texts(&["behind", "009-00"]),
+                1,
+                Forwarding::OutOfOrder { mark: id(9) },
+            ),
+        ] {
+            assert_eq!(judge(answer, messages).unwrap(), forwarding);
+        }
+    }
+
+    #[test]
+    fn any_other_answer_leaves_the_outcome_open() {
+        for answer in [
+            Value::Nil,
+            Value::Okay,
+            texts(&[]),
+            texts(&["forwarded"]),
+            texts(&["forwarded", "1-0", "2-0"]),
+            texts(&["forwarded", "one"]),
+            texts(&["already", "1-0"]),
+            texts(&["behind"]),
+            texts(&["behind", "x"]),
+            texts(&["other"]),
+            Value::Array(vec![Value::Int(1)]),
+        ] {
+            let e = judge(answer.clone(), 1).unwrap_err();
+            let kind = (e.kind(), e.outcome());
+            assert_eq!(kind, (ErrorKind::Protocol, Outcome::Unknown), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_source_names_itself_and_its_messages() {
+        let source = Source::in_order("orders:3", StreamId::new(7, 1));
+        assert_eq!(&*source.dedupe_id, b"orders:3:7-1");
+        let event = source.dedupe_id(&b"event"[..]);
+        assert_eq!(
+            (&*event.name, &*event.dedupe_id),
+            ("orders:3", &b"event"[..])
+        );
     }
 }

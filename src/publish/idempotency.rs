@@ -82,6 +82,10 @@ return redis.call('DEL', KEYS[1])",
     commands: "+eval +evalsha +get +del",
 };
 
+/// For the test that looks at all scripts.
+#[cfg(test)]
+pub(super) const SCRIPTS: [&Script; 2] = [&COMPLETE, &RELEASE];
+
 impl Idempotency {
     /// Of the scope whose markers begin with `prefix`.
     pub(crate) fn new(

@@ -127,3 +127,39 @@ impl Encoder {
         Ok(Published { id, repeated: true })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_has_an_id_and_a_time_within_bounds() {
+        let ms = Duration::from_millis;
+        let (one, long, longer) = (
+            &b"x"[..],
+            vec![b'x'; LONGEST_ID],
+            vec![b'x'; LONGEST_ID + 1],
+        );
+        for (id, ttl, refused) in [
+            (one, ms(1), None),
+            (&long, LONGEST_TTL, None),
+            (b"\0\xff{}", ms(1000), None),
+            (b"", ms(1), Some("empty")),
+            (&longer, ms(1), Some("1024")),
+            (one, Duration::ZERO, Some("1 ms")),
+            (one, Duration::from_nanos(999_999), Some("1 ms")),
+            (one, LONGEST_TTL + ms(1), Some("100 years")),
+            (one, Duration::MAX, Some("100 years")),
+        ] {
+            let checked = check_marker("publish", id, ttl);
+            match (checked, refused) {
+                (Ok(()), None) => {}
+                (Err(e), Some(named)) => {
+                    assert_eq!((e.kind(), e.operation()), (ErrorKind::Argument, "publish"));
+                    assert!(e.to_string().contains(named), "{e}");
+                }
+                (checked, _) => panic!("{ttl:?}: {checked:?}"),
+            }
+        }
+    }
+}

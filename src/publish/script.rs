@@ -76,3 +76,78 @@ impl Script {
         e.saying(what)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        error::ErrorKind,
+        publish::{forwarder::FORWARD, idempotency, once::ONCE},
+        testing::PrivateServer,
+    };
+
+    #[test]
+    fn the_server_knows_each_script_by_its_hash() {
+        let server = PrivateServer::start().unwrap();
+        let [complete, release] = idempotency::SCRIPTS;
+        for script in [&ONCE, &FORWARD, complete, release] {
+            let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
+            assert_eq!(known.text(), script.sha1, "{}", script.text);
+            // Redis 7 checks a script with a shebang as a whole: nothing of it runs on a full server.
+            assert!(script.text.starts_with("#!lua"));
+        }
+    }
+
+    #[test]
+    fn a_script_is_named_by_its_hash_and_then_spelled_out_once() {
+        let noscript = || Error::server("call", b"NOSCRIPT No matching script.");
+        let mut forms = Vec::new();
+        let done = by_hash_first(|form| {
+            forms.push(form);
+            match form {
+                Form::Known => Err(noscript()),
+                Form::Whole => Ok(7),
+            }
+        });
+        assert_eq!(
+            (done.unwrap(), &*forms),
+            (7, &[Form::Known, Form::Whole][..])
+        );
+        for other in ["OOM no memory", "ERR NOSCRIPT"] {
+            let mut calls = 0;
+            let refused: Result<()> = by_hash_first(|_| {
+                calls += 1;
+                Err(Error::server("call", other.as_bytes()))
+            });
+            assert_eq!((refused.unwrap_err().kind(), calls), (ErrorKind::Server, 1));
+        }
+        let stubborn: Result<()> = by_hash_first(|_| Err(noscript()));
+        assert!(stubborn.unwrap_err().is_retryable());
+    }
+
+    #[test]
+    fn a_script_begins_with_its_name_and_its_keys() {
+        let script = Script {
+            text: "return 1",
+            sha1: "e0e1f9",
+            commands: "+eval",
+        };
+        for (form, wire) in [
+            (
+                Form::Known,
+                "*6\r\n$7\r\nEVALSHA\r\n$6\r\ne0e1f9\r\n$1\r\n2\r\n",
+            ),
+            (
+                Form::Whole,
+                "*6\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n",
+            ),
+        ] {
+            let mut out = Vec::new();
+            script.begin(&mut out, form, 2, 1);
+            assert_eq!(
+                out.escape_ascii().to_string(),
+                wire.as_bytes().escape_ascii().to_string()
+            );
+        }
+    }
+}
