@@ -21,6 +21,14 @@ pub(crate) fn spin() {
     std::hint::spin_loop();
 }
 
+/// Lets other threads that could run on this core do so first.
+pub(crate) fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+}
+
 /// loom's lock and condition in the shape of parking_lot's. No wait ever times out: a thread that
 /// relied on that shows as a deadlock.
 #[cfg(loom)]

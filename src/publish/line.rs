@@ -12,6 +12,8 @@
 //! - A role is only ever given to a caller that is *parked*: one that does nothing else until it is told
 //!   something. So the writer, whose answer may arrive while it still writes, is not made to read for
 //!   others before it is through, and the reader is not made to write while it sleeps in a read.
+//! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
+//!   it before it has taken the role up; the reader's goes with all that could bring an answer.
 //! - Nothing is queued while nobody writes, and nobody is parked while nobody reads. (Where the line is
 //!   dead, whoever is still parked hears from the writer how far it got.)
 //! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
@@ -22,7 +24,7 @@ use crate::{
     Result, clock,
     error::{Error, ErrorKind, Outcome},
     net::{Deadline, Inbox, resp::Head},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{self, AtomicU32, Condvar, Mutex, MutexGuard, Ordering},
 };
 
 /// What a line leads to.
@@ -65,6 +67,9 @@ pub(super) struct Line<F: Far> {
     state: Mutex<State<F::Answer>>,
     /// Locked by nobody but the reader.
     reading: Mutex<Reading<F::Answer>>,
+    /// How many callers have what they waited for and have not left yet, most of them because they have
+    /// not run since. A hint, no more.
+    leaving: AtomicU32,
 }
 
 /// What the reader works with.
@@ -134,13 +139,14 @@ impl<A> Default for Seat<A> {
 }
 
 impl<A> Seat<A> {
-    fn tell(&self, word: Word<A>) {
-        *self.word.lock() = word;
+    /// Says something, and returns what was said before.
+    fn tell(&self, word: Word<A>) -> Word<A> {
+        mem::replace(&mut *self.word.lock(), word)
     }
 
     /// What was said, and the seat is [`Busy`](Word::Busy) again.
     fn take(&self) -> Word<A> {
-        mem::replace(&mut *self.word.lock(), Word::Busy)
+        self.tell(Word::Busy)
     }
 
     fn is_told(&self) -> bool {
@@ -200,6 +206,7 @@ impl<F: Far> Line<F> {
                 inbox: Inbox::default(),
                 told: Vec::with_capacity(16),
             }),
+            leaving: AtomicU32::new(0),
         }
     }
 
@@ -246,13 +253,23 @@ impl<F: Far> Line<F> {
         });
         if s.has_writer {
             s.queue.extend_from_slice(command);
+        } else if self.leaving.load(Ordering::Relaxed) > 0 {
+            // Others are about to go on, and likely to come back with more: one write for all of them
+            // is a write less for each, and a wake-up less for the server.
+            s.has_writer = true;
+            s.queue.extend_from_slice(command);
+            drop(s);
+            sync::pause();
+            s = self.write_queue(self.state.lock(), &call);
         } else {
             s.has_writer = true;
             let look = was_idle && clock::coarse_ms().saturating_sub(s.used_ms) > IDLE_MS;
             s = self.write(s, command, by, look);
             s = self.write_queue(s, &call);
         }
-        Some(self.settle(s, &call))
+        let answer = self.settle(s, &call);
+        self.leaving.fetch_sub(1, Ordering::Relaxed);
+        Some(answer)
     }
 
     /// As the writer, writes what is next in line. Looks whether the far end is still there when told to.
@@ -295,7 +312,7 @@ impl<F: Far> Line<F> {
                 break;
             }
             if (call.seat.is_told() || call.by.left().is_zero())
-                && let Some(next) = s.parked()
+                && let Some(next) = s.parked_in_queue()
             {
                 next.tell(Word::Write);
                 next.bell.notify_one();
@@ -381,7 +398,6 @@ impl<F: Far> Line<F> {
                 Err(e) => Some(e),
             };
             if failed.is_some() {
-                self.far.shut();
                 self.end(&mut s, failed);
             }
             if mine.is_none()
@@ -416,6 +432,11 @@ impl<F: Far> Line<F> {
         }
     }
 
+    fn tell(&self, seat: &Seat<F::Answer>, answer: Result<F::Answer>) -> Word<F::Answer> {
+        self.leaving.fetch_add(1, Ordering::Relaxed);
+        seat.tell(Word::Done(answer))
+    }
+
     /// Hands every answer that has arrived to the first in line; the reader's own goes to `mine`.
     fn deliver(
         &self,
@@ -438,9 +459,14 @@ impl<F: Far> Line<F> {
                 s.over.get_or_insert_with(|| e.again());
             }
             if Arc::ptr_eq(&seat, reader) {
+                self.leaving.fetch_add(1, Ordering::Relaxed);
                 *mine = Some(answer);
             } else {
-                seat.tell(Word::Done(answer));
+                let before = self.tell(&seat, answer);
+                debug_assert!(
+                    !matches!(before, Word::Read | Word::Write),
+                    "a role is lost"
+                );
                 reading.told.push(seat);
             }
         }
@@ -471,6 +497,7 @@ impl<F: Far> Line<F> {
                 self.end(&mut s, Some(e));
             }
         }
+        self.leaving.fetch_add(1, Ordering::Relaxed);
         let what = format!("no answer within {} ms", clock::ceil_ms(call.by.allowed()));
         let e = Error::new(ErrorKind::Timeout, "publish", what);
         self.far.about(e.with_outcome(outcome), call.tag)
@@ -482,6 +509,8 @@ impl<F: Far> Line<F> {
         if !s.is_dead {
             s.is_dead = true;
             s.over = failed;
+            // so that nobody goes on waiting for it
+            self.far.shut();
         }
         let Some(e) = s.over.take() else {
             return;
@@ -497,7 +526,11 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(e.again().with_outcome(outcome), t.tag);
-                seat.tell(Word::Done(Err(e)));
+                match self.tell(&seat, Err(e)) {
+                    Word::Read => s.has_reader = false,
+                    Word::Write => s.has_writer = false,
+                    Word::Busy | Word::Parked | Word::Done(_) => {}
+                }
                 seat.bell.notify_one();
             }
             false
@@ -508,9 +541,11 @@ impl<F: Far> Line<F> {
 }
 
 impl<A> State<A> {
-    /// A caller that does nothing but wait, the last in line first: it will wait the longest.
-    fn parked(&self) -> Option<Arc<Seat<A>>> {
-        let mut seats = self.tickets.iter().rev().filter_map(|t| t.seat.as_ref());
+    /// A caller that does nothing but wait, and will not be told anything else before its command in the
+    /// queue is written.
+    fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
+        let queued = self.tickets.iter().rev().take_while(|t| t.end > self.begun);
+        let mut seats = queued.filter_map(|t| t.seat.as_ref());
         seats.find(|seat| seat.is_parked()).cloned()
     }
 
@@ -521,7 +556,7 @@ impl<A> State<A> {
             .find(|seat| !self.is_dead && seat.is_parked())
             .cloned();
         match &next {
-            Some(seat) => seat.tell(Word::Read),
+            Some(seat) => drop(seat.tell(Word::Read)),
             None => self.has_reader = false,
         }
         next

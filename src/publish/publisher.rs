@@ -6,7 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Error, ErrorKind, Outcome, Result, StreamId,
-    net::{Deadline, Duplex, resp::Head},
+    net::{Connection, Deadline, Duplex, resp::Head},
     publish::message::Publish,
 };
 
@@ -34,8 +34,8 @@ struct Shared {
     plan: Arc<PublishPlan>,
     /// The line in use, and what is known of the topic even while there is none.
     line: Mutex<Current>,
-    /// Held by the one thread that dials.
-    dialling: Mutex<()>,
+    /// Held by the one thread that dials; a connection over which the topic could not be made yet.
+    dialling: Mutex<Option<Connection>>,
     /// What is not for the line.
     link: Mutex<Link>,
 }
@@ -204,17 +204,27 @@ impl Shared {
         if let Some(line) = in_use() {
             return Ok(line);
         }
-        let _turn = self
-            .dialling
-            .try_lock_for(by.left())
-            .ok_or_else(|| self.late(by))?;
+        let turn = self.dialling.try_lock_for(by.left());
+        let mut spare = turn.ok_or_else(|| self.late(by))?;
         if let Some(line) = in_use() {
             return Ok(line);
         }
-        let mut connection = self.plan.dial(by)?;
+        let kept = spare
+            .take()
+            .and_then(|mut c| c.check_idle().is_ok().then_some(c));
+        let mut connection = kept.map_or_else(|| self.plan.dial(by), Ok)?;
         let known = self.line.lock().encoder.clone();
-        // A failure is not remembered: the next call tries again.
-        let encoder = known.map_or_else(|| self.plan.ensure(&mut connection, by), Ok)?;
+        let encoder = match known {
+            Some(encoder) => encoder,
+            None => match self.plan.ensure(&mut connection, by) {
+                Ok(encoder) => encoder,
+                // It is not remembered: the next call tries again.
+                Err(e) => {
+                    *spare = Some(connection).filter(|_| !is_over(&e));
+                    return Err(e);
+                }
+            },
+        };
         let line = Arc::new(Line::new(Server {
             connection: Duplex::of(connection),
             encoder: Arc::clone(&encoder),

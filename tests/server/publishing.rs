@@ -351,7 +351,8 @@ fn each_message_of_a_batch_has_its_own_result() {
         assert_eq!(e.endpoint(), Some(&*stub.addr().to_string()));
     }
     assert_eq!(stub.count("XADD"), 5);
-    publisher.publish("k", "T", "after").unwrap();
+    let after = publisher.publish_batch(&[Outgoing::new("T", "after")]);
+    assert!(after.iter().all(Result::is_ok));
     assert_eq!(
         writers(&stub).len(),
         1,

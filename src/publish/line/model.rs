@@ -151,6 +151,11 @@ fn model_three_callers_have_their_own_answers() {
     meet(|| Echo::answering(9, false), [LONG; 3], all_answered);
 }
 
+#[test]
+fn model_four_callers_have_their_own_answers() {
+    meet(|| Echo::answering(9, false), [LONG; 4], all_answered);
+}
+
 /// One has no time at all: it may read, write or wait when it finds out. The other goes on, and the
 /// answer that nobody waits for is nobody's.
 #[test]
