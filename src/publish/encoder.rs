@@ -56,9 +56,10 @@ impl Encoder {
         };
         // Beside the stream in a cluster, however the topic is laid out.
         let marker = |key: &[u8]| {
-            let tag = match plan.settings.co_locate_partitions {
-                true => Cow::from(&plan.topic),
-                false => String::from_utf8_lossy(key),
+            let tag = if plan.settings.co_locate_partitions {
+                Cow::from(&plan.topic)
+            } else {
+                String::from_utf8_lossy(key)
             };
             plan.keys.once(&tag).into_bytes().into()
         };

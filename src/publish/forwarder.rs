@@ -135,7 +135,7 @@ pub enum Forwarding {
 }
 
 /// How long markers live unless set otherwise.
-const MARKER_TTL: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const MARKER_TTL: Duration = Duration::from_hours(7 * 24);
 
 /// Whose marks they are unless set otherwise.
 const NAME: &str = "forward";
@@ -355,7 +355,9 @@ impl Desk {
         })?;
         let forwarding = judge(answer, messages.len())?;
         if let Forwarding::Forwarded(_) = &forwarding {
-            routes.iter().for_each(|p| encoder.count(*p));
+            for p in &routes {
+                encoder.count(*p);
+            }
         }
         Ok(forwarding)
     }

@@ -284,12 +284,11 @@ impl Shared {
         if connection.as_mut().is_some_and(|c| c.check_idle().is_err()) {
             *connection = None;
         }
-        let c = match &mut *connection {
-            Some(c) => c,
-            None => {
-                let c = dial(&self.target, &self.client_name, self.connect_timeout, by);
-                connection.insert(c.map_err(|e| self.about(e))?)
-            }
+        let c = if let Some(c) = &mut *connection {
+            c
+        } else {
+            let c = dial(&self.target, &self.client_name, self.connect_timeout, by);
+            connection.insert(c.map_err(|e| self.about(e))?)
         };
         let answer = c.call(cmd, by.left());
         if answer.as_ref().is_err_and(is_over) {

@@ -206,9 +206,10 @@ impl Link {
         // The first of a piece makes the script known to the rest: order would be lost if one had to be
         // sent again.
         let once = dedupe.is_some();
-        let form = match once && self.routes.iter().any(|r| r.once) {
-            true => Form::Known,
-            false => Form::Whole,
+        let form = if once && self.routes.iter().any(|r| r.once) {
+            Form::Known
+        } else {
+            Form::Whole
         };
         append(&mut self.out, encoder, &entry, dedupe, partition, form);
         Ok(Route { partition, once })
@@ -230,13 +231,12 @@ impl Link {
         {
             self.connection = None;
         }
-        let c = match &mut self.connection {
-            Some(c) => c,
-            None => {
-                let c = self.plan.dial(by)?;
-                self.inbox.clear();
-                self.connection.insert(c)
-            }
+        let c = if let Some(c) = &mut self.connection {
+            c
+        } else {
+            let c = self.plan.dial(by)?;
+            self.inbox.clear();
+            self.connection.insert(c)
         };
         if let Some(encoder) = &self.encoder {
             return Ok(Arc::clone(encoder));

@@ -53,7 +53,7 @@ pub(crate) struct Dedupe<'a> {
 const LONGEST_ID: usize = 1024;
 
 /// The longest time anything is remembered; the server adds it to its clock.
-const LONGEST_TTL: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+const LONGEST_TTL: Duration = Duration::from_hours(100 * 366 * 24);
 
 /// Refuses what can be no marker: an id that is empty or too long, or a time as [`check_ttl`] does.
 pub(super) fn check_marker(operation: &'static str, id: &[u8], ttl: Duration) -> Result<()> {

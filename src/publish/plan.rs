@@ -74,14 +74,11 @@ impl PublishPlan {
         m: &'a Outgoing<'_>,
         packing: &'a mut Packing,
     ) -> Result<Entry<'a>> {
-        match m.dedupe {
-            None => self.entry_of(m, packing),
-            Some(_) => {
-                let why =
-                    "a dedupe id has no place here: publish the message by itself or in a batch";
-                Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
-            }
+        if m.dedupe.is_none() {
+            return self.entry_of(m, packing);
         }
+        let why = "a dedupe id has no place here: publish the message by itself or in a batch";
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
     }
 
     /// The entry of a message, and how it is to be stored once, if it is.

@@ -214,7 +214,7 @@ fn publish_once(scene: &Scene) -> Vec<Count> {
     let call = move |n: usize| {
         let id = n.to_be_bytes();
         let draft = publisher.message("OrderPlaced", BODY).key(&id);
-        let published = draft.dedupe(&id, Duration::from_secs(60)).publish();
+        let published = draft.dedupe(&id, Duration::from_mins(1)).publish();
         assert_ne!(published.unwrap().id, StreamId::MIN);
     };
     on_publisher_threads(vec![Box::new(call)], 1)

@@ -47,13 +47,13 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
         let entries = range.items().iter();
         entries.map(|e| e.items()[1].items()[1].text()).collect()
     };
-    let all: Vec<_> = (0..PARTITIONS).map(|p| content(TOPIC, p)).collect();
-    let total: usize = all.iter().map(Vec::len).sum();
-    let copied = |p| {
-        let key = format!("re:s:{{{TARGET}}}:{p}");
-        server.command(&["XLEN", &key]).unwrap().int().unwrap() as usize
+    let length = |topic: &str, p: u32| {
+        let key = format!("re:s:{{{topic}}}:{p}");
+        server.command(&["XLEN", &key]).unwrap().int().unwrap()
     };
-    let whole = || (0..PARTITIONS).map(copied).sum::<usize>() >= total;
+    let all: Vec<_> = (0..PARTITIONS).map(|p| content(TOPIC, p)).collect();
+    let total: i64 = (0..PARTITIONS).map(|p| length(TOPIC, p)).sum();
+    let whole = || (0..PARTITIONS).map(|p| length(TARGET, p)).sum::<i64>() >= total;
     assert!(eventually(PATIENCE, whole), "everything is forwarded");
     drop(workers);
     for (p, original) in (0..).zip(all) {

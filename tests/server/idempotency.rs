@@ -14,7 +14,7 @@ use streamlane::{
 
 use crate::support::*;
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_hours(1);
 const MARKER: &str = "re:dedupe:{bets}:id";
 
 fn text(server: &PrivateServer, command: &[&str]) -> String {
@@ -110,18 +110,19 @@ fn a_claim_is_released_by_whatever_ends_the_work_early() {
     assert!(claim().is_none());
     // As if it had died in between: nobody releases it.
     run_out(&server);
-    std::mem::forget(claim().unwrap());
+    let dead = claim().unwrap();
     assert!(claim().is_none());
     run_out(&server);
     assert!(claim().is_some());
+    drop(dead);
 }
 
 #[test]
 fn a_claim_that_ran_out_is_told_so_and_frees_nothing_of_the_next() {
+    type End = fn(Claim) -> bool;
     let server = server();
     let bets = bets(&server.url());
     let claim = || bets.claim("id", HOUR).unwrap().unwrap();
-    type End = fn(Claim) -> bool;
     let release: End = |c| c.release().unwrap();
     let complete: End = |c| c.complete(HOUR).unwrap();
     let forget: End = |c| {

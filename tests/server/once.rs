@@ -18,7 +18,7 @@ use crate::{
     support::*,
 };
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_hours(1);
 
 fn text(server: &PrivateServer, command: &[&str]) -> String {
     server.command(command).unwrap().text()
@@ -157,10 +157,12 @@ fn without_a_key_the_dedupe_id_says_where() {
                 publisher.publish_batch(&batch).remove(0).unwrap();
             }
         }
-        let stream = |p: u32| match together {
-            true => format!("re:s:{{{topic}}}:{p}"),
-            false => format!("re:s:{topic}:{p}"),
+        let tag = if together {
+            format!("{{{topic}}}")
+        } else {
+            topic.into()
         };
+        let stream = |p: u32| format!("re:s:{tag}:{p}");
         let lengths: Vec<i64> = (0..4)
             .map(|p| {
                 server
