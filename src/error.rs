@@ -105,8 +105,8 @@ impl ServerClass {
             || starts("auth ")
         {
             Self::Auth
-        } else if starts("the user executing the script can't") {
-            // what Redis 7.0 says instead of NOPERM inside a script
+        } else if starts("the user executing the script can't") || starts("acl failure in script") {
+            // instead of NOPERM: Redis 7.0, and what came after it
             Self::NoPermission
         } else if starts("max number of clients") {
             Self::Transient
@@ -452,6 +452,11 @@ mod tests {
             ("ERR unknown command 'XREAD'", UnknownCommand, "ERR"),
             ("ERR max number of clients reached", Transient, "ERR"),
             ("NOSCRIPT No matching script.", Transient, "NOSCRIPT"),
+            (
+                "ERR ACL failure in script: User u has no permissions to run the 'set' command",
+                NoPermission,
+                "ERR",
+            ),
             (
                 "ERR The user executing the script can't run this command or subcommand",
                 NoPermission,
