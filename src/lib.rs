@@ -177,9 +177,9 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Append, Argument, As, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
-    MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Publisher, Reply, StateEvent,
-    StateStore, Transaction,
+    Append, Argument, As, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
+    DraftOnce, Forwarder, Forwarding, Idempotency, MessageType, Outbox, Outgoing, PartlyFailed,
+    PublishStatus, Published, Publisher, Reply, Source, StateEvent, StateStore, Transaction,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

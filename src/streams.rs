@@ -12,8 +12,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, Outbox, PartitionStatus, Persist,
-    Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
+    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -21,8 +21,8 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    publish::{PublishCounts, PublishPlan, PublishStatus, StreamKeys, TraceHook, ensure},
-    wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
+    publish::{PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys, TraceHook, ensure},
+    wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
 
 /// A server and what is said about it: makes publishers and consumers.
@@ -239,6 +239,35 @@ impl Streams {
         })
     }
 
+    /// What publishes to a topic what comes of ordered sources, exactly once in effect; see
+    /// [`Forwarder`]. The topic is from its entry in `Topics` or with defaults. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, or a topic that is set to `CoLocatePartitions: false`.
+    pub fn forwarder(&self, target: impl Into<String>) -> Result<Forwarder> {
+        Forwarder::new(self.publish_plan("streams-forward", target.into())?)
+    }
+
+    /// What tells the first sight of an id from the others; see [`Idempotency`]. `scope` keeps the ids of
+    /// one purpose apart from all others, on this server and for every service that names it. Connects on
+    /// first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no scope can have: it is empty, or holds a brace or a control character.
+    pub fn idempotency(&self, scope: impl AsRef<str>) -> Result<Idempotency> {
+        let scope = scope.as_ref();
+        check_scope(scope)?;
+        let inner = &*self.inner;
+        Ok(Idempotency::new(
+            Arc::clone(&inner.target),
+            client_name(&["streams-dedupe", scope, &inner.pod]),
+            [self.connect_timeout(), inner.settings.publish_timeout],
+            inner.keys.dedupe(scope),
+        ))
+    }
+
     /// What became of the messages published here, topic by topic.
     pub fn published(&self) -> Vec<PublishStatus> {
         let published = self.inner.published.lock();
@@ -437,7 +466,8 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let streams = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
+        let by = Deadline::after(timeout);
+        let streams = ensure(c, keys, name, &all.topic(name), Role::Consumer, by)?;
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),

@@ -44,6 +44,11 @@ fn types_cross_threads() {
     owned::<OwnedMessage>();
     owned::<OwnedBatch>();
     owned::<Outgoing<'static>>();
+    owned::<Published>();
+    owned::<Idempotency>();
+    owned::<Forwarder>();
+    owned::<Forwarding>();
+    owned::<Source<'static>>();
     owned::<Stopped>();
     owned::<PartitionStatus>();
     owned::<Health>();
@@ -70,8 +75,11 @@ fn types_cross_threads() {
     send_and_sync::<Transaction<'static>>();
     send::<Draft<'static, &Publisher>>();
     send::<Draft<'static, &mut DedicatedPublisher>>();
+    send::<DraftOnce<'static, &Publisher>>();
+    send_and_sync::<Claim>();
 
     small::<StreamId>();
+    small::<Published>();
     small::<ErrorKind>();
     small::<Outcome>();
     small::<ServerClass>();
@@ -156,7 +164,7 @@ fn errors_are_errors() {
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.
-const CLOSED: [&str; 4] = ["Append", "Commit", "Outcome", "Status"];
+const CLOSED: [&str; 5] = ["Append", "Commit", "Forwarding", "Outcome", "Status"];
 
 /// All other enums that users match on may grow without breaking them.
 #[test]

@@ -62,7 +62,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         for n in counts() {
             let messages = vec![Outgoing::new(TYPE, body).key(KEY); n];
             let mut dedicated = publisher.dedicated();
-            let mut ids = Vec::with_capacity(n);
+            let mut ids = Vec::<streamlane::Result<StreamId>>::with_capacity(n);
             ways.push(many(bench, format!("dedicated, batches of {n}"), n, {
                 let messages = messages.clone();
                 move || {

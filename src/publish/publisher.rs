@@ -11,7 +11,7 @@ use crate::{
 };
 
 use super::{
-    DedicatedPublisher, Draft, Encoder, Outgoing, Packing, PublishPlan,
+    DedicatedPublisher, Draft, Encoder, Outgoing, Packing, PublishPlan, Published,
     line::{Far, Line, Seat},
     link::{Link, is_over},
 };
@@ -23,8 +23,8 @@ use super::{
 ///
 /// Messages of all threads share one connection, in both directions at once: while one thread waits for
 /// its answer others write, and whoever waits first takes the answers in for all. A thread that publishes
-/// alone goes straight to the socket. Batches and messages above 64 KiB take turns on a second
-/// connection, made when it is first needed.
+/// alone goes straight to the socket. Batches, messages above 64 KiB and those with a dedupe id take turns
+/// on a second connection, made when it is first needed.
 #[derive(Clone)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ impl Publisher {
         body: impl AsRef<[u8]>,
     ) -> Result<StreamId> {
         let m = Outgoing::new(message_type.as_ref(), body.as_ref()).key(key.as_ref());
-        self.send(&m)
+        Ok(self.send(&m)?.id)
     }
 
     /// Begins a message with options:
@@ -128,12 +128,22 @@ impl Publisher {
     /// several threads take turns.
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
+        self.publish_batch_into(messages, &mut results);
+        results
+    }
+
+    /// As [`publish_batch`](Self::publish_batch), with results appended to a vector of yours: of ids, or
+    /// of [`Published`] to learn as well which messages had been stored before under their dedupe ids.
+    pub fn publish_batch_into<R: From<Published>>(
+        &self,
+        messages: &[Outgoing<'_>],
+        results: &mut Vec<Result<R>>,
+    ) {
         let by = Deadline::after(self.shared.plan.timeout);
         match self.shared.link(by) {
-            Ok(mut link) => link.publish_batch(messages, by, &mut results),
+            Ok(mut link) => link.publish_batch(messages, by, results),
             Err(e) => results.extend(messages.iter().map(|_| Err(e.again()))),
         }
-        results
     }
 
     /// A publisher on a socket of its own, for the hottest thread.
@@ -143,16 +153,17 @@ impl Publisher {
 }
 
 impl Publish for &Publisher {
-    fn send(self, message: &Outgoing<'_>) -> Result<StreamId> {
+    fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let shared = &*self.shared;
         let by = Deadline::after(shared.plan.timeout);
-        if message.body.len() > LINE_BYTES {
+        if message.body.len() > LINE_BYTES || message.dedupe.is_some() {
             return shared.link(by)?.publish(message, by);
         }
         let mut desk = DESK.take().unwrap_or_default();
         let id = shared.publish(message, &mut desk, by);
         DESK.set(Some(desk));
-        id.inspect_err(|e| shared.plan.counts.failed(e))
+        id.map(Published::new)
+            .inspect_err(|e| shared.plan.counts.failed(e))
     }
 }
 

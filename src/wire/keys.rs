@@ -67,6 +67,17 @@ impl Keys {
         format!("{}o:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
+    /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
+    pub(crate) fn once(&self, tag: &str) -> String {
+        format!("{}once:{{{tag}}}:", self.prefix)
+    }
+
+    /// What the idempotency markers of a scope begin with; the id follows. Shared with peers.
+    pub(crate) fn dedupe(&self, scope: &str) -> String {
+        format!("{}dedupe:{{{scope}}}:", self.prefix)
+    }
+
     /// A piece of state that lives beside a topic, in its slot.
     pub(crate) fn state(&self, topic: &str, name: &str) -> String {
         format!("{}{{{topic}}}:state:{name}", self.prefix)
@@ -106,6 +117,11 @@ pub(crate) fn check_consumer(consumer: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Refuses what [`check_topic`] does.
+pub(crate) fn check_scope(scope: &str) -> Result<(), Error> {
+    check_name("idempotency scope", scope)
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
@@ -149,6 +165,10 @@ mod tests {
             "re:p:{orders}:billing:meta"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
+        assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");
+        assert_eq!(keys.once("orders"), "re:once:{orders}:");
+        let spread = keys.stream("orders", 3, false);
+        assert_eq!(keys.once(&spread), "re:once:{re:s:orders:3}:");
         assert_eq!(keys.state("bets", "123"), "re:{bets}:state:123");
 
         let old = Keys::with_prefix("production:re:").unwrap();

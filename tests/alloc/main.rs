@@ -25,8 +25,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use streamlane::{
     As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
-    Message, MessageType, Outgoing, Persist, Schema, Scratch, Settings, Streams, TopicSettings,
-    TypedBatchHandler,
+    Message, MessageType, Outgoing, Persist, Result, Schema, Scratch, Settings, StreamId, Streams,
+    TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
     typed, typed_batch,
 };
@@ -55,9 +55,10 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 15] = [
+const PATHS: [Path; 16] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
+    ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
     ("shared JSON publish", shared_json_publish),
     ("dedicated JSON batches", dedicated_json_batches),
@@ -223,15 +224,30 @@ fn publish_one(publisher: &mut DedicatedPublisher, n: usize) {
     }
 }
 
+fn with_room(results: usize) -> Vec<Result<StreamId>> {
+    Vec::with_capacity(results)
+}
+
 fn dedicated_publish(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
     let call = move |n| publish_one(&mut publisher, n);
     on_publisher_threads(vec![Box::new(call)], 1)
 }
 
+fn publish_once(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let call = move |n: usize| {
+        let id = n.to_be_bytes();
+        let draft = publisher.message("OrderPlaced", BODY).key(&id);
+        let published = draft.dedupe(&id, Duration::from_mins(1)).publish();
+        assert_ne!(published.unwrap().id, StreamId::MIN);
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
+}
+
 fn dedicated_batches(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
-    let (batch, mut results) = (vec![order(); BATCH], Vec::with_capacity(BATCH));
+    let (batch, mut results) = (vec![order(); BATCH], with_room(BATCH));
     let call = move |_| {
         results.clear();
         publisher.publish_batch_into(&batch, &mut results);
@@ -470,7 +486,7 @@ fn position_flush(scene: &Scene) -> Vec<Count> {
     let theirs = Arc::clone(&window);
     let publish = move || {
         let messages = [0, 1].map(|p| order().partition(p));
-        let mut results = Vec::with_capacity(messages.len());
+        let mut results = with_room(messages.len());
         let mut to_each = |n: usize| {
             for _ in 0..n {
                 results.clear();
