@@ -176,7 +176,10 @@ pub use handler::{
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
-pub use publish::{DedicatedPublisher, Draft, Outgoing, PublishStatus, Publisher};
+pub use publish::{
+    BufferedPublisher, Closed, DedicatedPublisher, Draft, Flushed, Outgoing, PublishStatus,
+    Publisher, Receipt, Undelivered,
+};
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{

@@ -5,15 +5,15 @@ use std::{mem, sync::Arc, time::Duration};
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Inbox},
+    net::{Connection, Deadline, Inbox, Interrupt},
 };
 
 use super::{Encoder, Outgoing, Packing, PublishPlan};
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.
-const PIECE_BYTES: usize = 128 * 1024;
-const PIECE_MESSAGES: usize = 512;
+pub(super) const PIECE_BYTES: usize = 128 * 1024;
+pub(super) const PIECE_MESSAGES: usize = 512;
 
 /// A connection that was idle for longer than this is looked at before it is written to: the server
 /// may have closed it, and a message written to it would be neither stored nor known not to be.
@@ -35,6 +35,8 @@ pub(super) struct Link {
     /// The partition of each message that is on its way.
     routes: Vec<u32>,
     inbox: Inbox,
+    /// Calls whoever waits here away, where there is somebody to do so.
+    interrupt: Option<Arc<Interrupt>>,
 }
 
 impl Link {
@@ -48,6 +50,15 @@ impl Link {
             packing: Packing::default(),
             routes: Vec::new(),
             inbox: Inbox::default(),
+            interrupt: None,
+        }
+    }
+
+    /// A link whose waits end when `interrupt` is cut.
+    pub(super) fn interruptible(plan: Arc<PublishPlan>, interrupt: Arc<Interrupt>) -> Self {
+        Self {
+            interrupt: Some(interrupt),
+            ..Self::new(plan)
         }
     }
 
@@ -62,8 +73,7 @@ impl Link {
     /// Publishes one message within `by`.
     pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<StreamId> {
         let id = self.try_publish(m, by);
-        self.used_ms = clock::coarse_ms();
-        self.give_back();
+        self.rest();
         id.inspect_err(|e| self.plan.counts.failed(e))
     }
 
@@ -99,8 +109,7 @@ impl Link {
             self.connection = None;
             fail_rest(results, first + messages.len(), &e);
         }
-        self.used_ms = clock::coarse_ms();
-        self.give_back();
+        self.rest();
         for e in results[first..].iter().filter_map(|r| r.as_ref().err()) {
             self.plan.counts.failed(e);
         }
@@ -186,15 +195,26 @@ impl Link {
         Ok(())
     }
 
-    /// Gives memory back after a large message.
-    fn give_back(&mut self) {
+    /// The commands to send next.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// To be called when nothing is on its way any more. Gives memory back after a large message.
+    pub(super) fn rest(&mut self) {
+        self.used_ms = clock::coarse_ms();
         if self.out.capacity() > KEPT_BYTES {
             self.out = Vec::with_capacity(4096);
         }
     }
 
+    /// Gives the connection up.
+    pub(super) fn hang_up(&mut self) {
+        self.connection = None;
+    }
+
     /// A connection that can be written to, and a topic that is known to exist.
-    fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
+    pub(super) fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
         if let Some(c) = &mut self.connection
             && (!self.inbox.is_drained()
                 || clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
@@ -205,7 +225,7 @@ impl Link {
         let c = match &mut self.connection {
             Some(c) => c,
             None => {
-                let c = self.plan.dial(by)?;
+                let c = self.plan.dial(by, self.interrupt.as_ref())?;
                 self.inbox.clear();
                 self.connection.insert(c)
             }
@@ -227,7 +247,7 @@ impl Link {
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
     /// the last call, it is sent over the next one.
-    fn send(&mut self, by: Deadline) -> Result<()> {
+    pub(super) fn send(&mut self, by: Deadline) -> Result<()> {
         match self.try_send(by) {
             Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
                 self.connection = None;
@@ -246,7 +266,12 @@ impl Link {
     }
 
     /// Takes one id, or the server's refusal.
-    fn receive_id(&mut self, encoder: &Encoder, partition: u32, by: Deadline) -> Result<StreamId> {
+    pub(super) fn receive_id(
+        &mut self,
+        encoder: &Encoder,
+        partition: u32,
+        by: Deadline,
+    ) -> Result<StreamId> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };

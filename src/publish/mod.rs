@@ -1,5 +1,6 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+mod buffered;
 mod counts;
 mod dedicated;
 mod encoder;
@@ -9,6 +10,8 @@ mod message;
 mod plan;
 mod publisher;
 
+pub(crate) use buffered::Handle;
+pub use buffered::{BufferedPublisher, Closed, Flushed, Receipt, Undelivered};
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;

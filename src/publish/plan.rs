@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Target},
+    net::{Connection, Deadline, Interrupt, Target},
     wire::{self, Entry, Keys, RoundRobin},
 };
 
@@ -64,6 +64,13 @@ pub(super) struct Packing {
     trace: Option<Traceparent>,
 }
 
+impl Packing {
+    /// How much memory it holds on to.
+    pub(super) fn capacity(&self) -> usize {
+        self.headers.capacity()
+    }
+}
+
 impl PublishPlan {
     /// The entry of a message. Everything that can be refused before a server is asked is refused here.
     pub(super) fn entry<'a>(
@@ -109,11 +116,15 @@ impl PublishPlan {
     }
 
     /// Connects; while the server is down it is tried again until the time is up, for nothing has been
-    /// sent yet. The gate sees to it that this is no storm.
-    pub(super) fn dial(&self, by: Deadline) -> Result<Connection> {
+    /// sent yet. The gate sees to it that this is no storm. `interrupt` can end it.
+    pub(super) fn dial(
+        &self,
+        by: Deadline,
+        interrupt: Option<&Arc<Interrupt>>,
+    ) -> Result<Connection> {
         loop {
             let wait = by.left().min(self.connect_timeout);
-            let dialled = Connection::dial(&self.target, &self.client_name, None, wait);
+            let dialled = Connection::dial(&self.target, &self.client_name, interrupt, wait);
             match dialled {
                 Err(e) if e.is_retryable() && !by.left().is_zero() => {}
                 done => return done.map_err(|e| self.about(e)),

@@ -1,0 +1,197 @@
+//! A message that waits: copied once, into the bytes that will be sent. The buffers go round.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::{
+    Result, StreamId, clock,
+    net::resp::{Cursor, Span},
+    wire::{Field, Headers, hash_of},
+};
+
+use super::super::{Encoder, Outgoing, Packing, PublishPlan, encoder::fields};
+
+/// What of a message decides its partition.
+#[derive(Clone, Copy, Debug)]
+enum Route {
+    Partition(u32),
+    /// The hash of its key: the topic may not be known yet.
+    Key(u64),
+    /// It takes its turn.
+    Turn,
+}
+
+/// A message that waits. Reused.
+#[derive(Debug)]
+pub(super) struct Parcel {
+    /// The fields of its entry as arguments of a command.
+    fields: Vec<u8>,
+    pairs: usize,
+    route: Route,
+    /// When it was queued, on the coarse clock.
+    queued_ms: u64,
+    /// How often the connection broke while it was being sent.
+    pub(super) broken_sends: u32,
+    packing: Packing,
+    receipt: Option<Sender<Result<StreamId>>>,
+}
+
+impl Parcel {
+    pub(super) fn new() -> Box<Self> {
+        Box::new(Self {
+            fields: Vec::new(),
+            pairs: 0,
+            route: Route::Turn,
+            queued_ms: 0,
+            broken_sends: 0,
+            packing: Packing::default(),
+            receipt: None,
+        })
+    }
+
+    /// Copies a message. Everything that can be refused before a server is asked is refused here.
+    pub(super) fn fill(
+        &mut self,
+        plan: &PublishPlan,
+        m: &Outgoing<'_>,
+        receipt: Option<Sender<Result<StreamId>>>,
+    ) -> Result<()> {
+        let entry = plan.entry(m, &mut self.packing)?;
+        self.fields.clear();
+        fields(&mut self.fields, &entry);
+        self.pairs = entry.pair_count();
+        self.route = match m.partition {
+            Some(p) => Route::Partition(p),
+            None if m.key.is_empty() => Route::Turn,
+            None => Route::Key(hash_of(m.key)),
+        };
+        self.queued_ms = clock::coarse_ms();
+        self.broken_sends = 0;
+        self.receipt = receipt;
+        Ok(())
+    }
+
+    /// Its partition.
+    pub(super) fn partition(&self, encoder: &Encoder) -> Result<u32> {
+        match self.route {
+            Route::Partition(p) => encoder.check(p),
+            Route::Key(hash) => Ok(encoder.of_hash(hash)),
+            Route::Turn => Ok(encoder.turn()),
+        }
+    }
+
+    /// Adds the command that appends it to its partition.
+    pub(super) fn write(&self, out: &mut Vec<u8>, encoder: &Encoder, partition: u32) {
+        encoder.head(out, self.pairs, partition);
+        out.extend_from_slice(&self.fields);
+    }
+
+    /// The bytes of its fields.
+    pub(super) fn len(&self) -> usize {
+        self.fields.len()
+    }
+
+    /// How long it has been queued, in milliseconds.
+    pub(super) fn age_ms(&self) -> u64 {
+        clock::coarse_ms().saturating_sub(self.queued_ms)
+    }
+
+    /// Tells whoever awaits its result. Only the first time counts.
+    pub(super) fn tell(&mut self, result: impl FnOnce() -> Result<StreamId>) {
+        if let Some(receipt) = self.receipt.take() {
+            // nobody may be waiting any more
+            let _ = receipt.try_send(result());
+        }
+    }
+
+    fn kept(&self) -> usize {
+        self.fields.capacity() + self.packing.capacity()
+    }
+}
+
+/// Empty parcels. They keep their memory up to a limit all together, so that a burst of large messages
+/// is not paid for ever after.
+#[derive(Debug)]
+pub(super) struct Pool {
+    put: Sender<Box<Parcel>>,
+    take: Receiver<Box<Parcel>>,
+    bytes: AtomicUsize,
+}
+
+/// The most that empty parcels keep.
+const POOL_BYTES: usize = 32 << 20;
+
+impl Pool {
+    pub(super) fn new(parcels: usize) -> Self {
+        let (put, take) = bounded(parcels);
+        Self {
+            put,
+            take,
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn take(&self) -> Box<Parcel> {
+        let Ok(parcel) = self.take.try_recv() else {
+            return Parcel::new();
+        };
+        // a sum to hold a limit by, nothing is published by it
+        self.bytes.fetch_sub(parcel.kept(), Ordering::Relaxed);
+        parcel
+    }
+
+    pub(super) fn put(&self, parcel: Box<Parcel>) {
+        let kept = parcel.kept();
+        if self.bytes.fetch_add(kept, Ordering::Relaxed) > POOL_BYTES
+            || self.put.try_send(parcel).is_err()
+        {
+            self.bytes.fetch_sub(kept, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A message that a [`BufferedPublisher`](crate::BufferedPublisher) gives back: it is certainly not
+/// stored.
+pub struct Undelivered(pub(super) Box<Parcel>);
+
+impl Undelivered {
+    /// The message as it was given, to be published or enqueued again. A trace context that was asked
+    /// for when it was enqueued is part of it.
+    pub fn message(&self) -> Outgoing<'_> {
+        let mut m = Outgoing::default();
+        let bytes = &self.0.fields;
+        let mut c = Cursor::new(bytes, 0);
+        let text = |span: Span| span.of(bytes);
+        while let (Ok(Some(name)), Ok(Some(value))) = (c.text(), c.text()) {
+            let value = text(value);
+            match Field::of(text(name)) {
+                Field::Body => m.body = value,
+                Field::Type => m.message_type = value,
+                Field::Key => m.key = value,
+                Field::CorrelationId => m.correlation_id = value,
+                Field::Traceparent => m.traceparent = Some(value),
+                Field::Headers => m.headers.extend(Headers::new(value).iter().flatten()),
+                Field::Other => {}
+            }
+        }
+        if let Route::Partition(p) = self.0.route {
+            m.partition = Some(p);
+        }
+        m
+    }
+}
+
+impl fmt::Debug for Undelivered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let m = self.message();
+        f.debug_struct("Undelivered")
+            .field("message_type", &m.message_type.escape_ascii().to_string())
+            .field("key", &m.key.escape_ascii().to_string())
+            .field("body_bytes", &m.body.len())
+            .finish_non_exhaustive()
+    }
+}
