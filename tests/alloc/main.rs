@@ -25,7 +25,7 @@ use std::{
 use serde::Deserialize;
 use streamlane::{
     Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Schema, Settings, Streams, TopicSettings,
+    Outgoing, Persist, ProducerSettings, Schema, Settings, Streams, TopicSettings,
     testing::{PrivateServer, Reply},
     typed,
 };
@@ -54,10 +54,11 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 9] = [
+const PATHS: [Path; 10] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("shared publish", shared_publish),
+    ("buffered publish", buffered_publish),
     ("batch read", batch_read),
     ("message handler", message_handler),
     ("JSON handler", json_handler),
@@ -161,6 +162,15 @@ fn order() -> Outgoing<'static> {
 
 /// Runs `calls` on threads of their own, each in turn for the warm-up and for its share of the messages.
 fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -> Vec<Count> {
+    on_publisher_threads_and(&[], calls, step)
+}
+
+/// The same, with an eye on threads of these names as well.
+fn on_publisher_threads_and(
+    others: &[&str],
+    calls: Vec<Box<dyn FnMut(usize) + Send>>,
+    step: usize,
+) -> Vec<Count> {
     let window = Arc::new(Window::new(calls.len()));
     let share = MESSAGES / calls.len();
     thread::scope(|s| {
@@ -178,7 +188,7 @@ fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -
                 .spawn_scoped(s, run)
                 .unwrap();
         }
-        window.measure(&["publisher"])
+        window.measure(&[&["publisher"], others].concat())
     })
 }
 
@@ -232,6 +242,30 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
         })
     };
     on_publisher_threads(vec![call(), call()], 1)
+}
+
+/// The caller and the pump, with a queue that is full most of the time.
+fn buffered_publish(scene: &Scene) -> Vec<Count> {
+    let producer = ProducerSettings::new("buffered").max_queue(1000);
+    let settings = scene.streams.settings().clone().with_producer(producer);
+    let streams = Streams::open(settings).unwrap();
+    let publisher = streams.buffered("buffered").unwrap();
+    // As many buffers as there can be at a time: a full queue, and behind it a full batch.
+    publisher.enqueue(&order()).unwrap();
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    scene.server.pause().unwrap();
+    for _ in 0..3 {
+        while publisher.try_enqueue(&order()).is_ok() {}
+        let _ = publisher.flush(Duration::from_millis(50));
+    }
+    scene.server.resume().unwrap();
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    let theirs = publisher.clone();
+    let call = move |_| theirs.enqueue(&order()).unwrap();
+    let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    counts
 }
 
 // -- reading

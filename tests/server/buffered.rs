@@ -487,8 +487,8 @@ fn lost_answers_are_unknown_and_nothing_is_sent_twice() {
 #[test]
 fn what_is_refused_for_now_is_stored_later_in_its_order() {
     let server = server();
-    let streams = with(&server.url(), "orders", 2, producer("orders").max_batch(10));
-    let orders = streams.buffered("orders").unwrap();
+    let streams = with(&server.url(), "later", 2, producer("later").max_batch(10));
+    let orders = streams.buffered("later").unwrap();
     orders.enqueue(&message("0")).unwrap();
     assert!(orders.flush(PATIENCE).is_clean());
     let memory = |bytes: &str| {
@@ -508,14 +508,14 @@ fn what_is_refused_for_now_is_stored_later_in_its_order() {
     assert_eq!(sums(&orders.flush(PATIENCE)), [100, 0, 0, 0, 0, 0]);
     let all: Vec<_> = (0..2)
         .flat_map(|p| {
-            let numbers = numbers(&server, "orders", p);
+            let numbers = numbers(&server, "later", p);
             assert!(rises(&numbers), "{numbers:?}");
             numbers
         })
         .collect();
     assert_eq!(all.len(), 101);
     assert_eq!(
-        warned("buffered publisher of orders: publish on re:s:{orders}").len(),
+        warned("buffered publisher of later: publish on re:s:{later}").len(),
         1
     );
 }

@@ -164,20 +164,7 @@ pub(crate) struct Handle {
 
 impl BufferedPublisher {
     pub(crate) fn start(plan: PublishPlan, settings: ProducerSettings) -> Result<Self> {
-        let (queue, messages) = bounded(settings.max_queue as usize);
-        let interrupt = Arc::<Interrupt>::default();
-        let shared = Arc::new(Shared {
-            pool: Pool::new(settings.max_queue as usize),
-            bell: Bell::new(Arc::clone(&interrupt)),
-            books: Mutex::new(Books::new(messages)),
-            settled: Condvar::new(),
-            closing: AtomicBool::new(false),
-            drops: Mutex::default(),
-            plan: Arc::new(plan),
-            queue,
-            interrupt,
-            settings,
-        });
+        let shared = Arc::new(Shared::new(plan, settings));
         let pump = Pump::new(Arc::clone(&shared));
         let name = format!("pump-{}", shared.plan.topic);
         let thread = thread::Builder::new().name(name).spawn(move || pump.run());
@@ -363,6 +350,25 @@ enum Room {
 }
 
 impl Shared {
+    fn new(plan: PublishPlan, settings: ProducerSettings) -> Self {
+        let (room, batch) = (settings.max_queue as usize, settings.max_batch as usize);
+        let (queue, messages) = bounded(room);
+        let interrupt = Arc::<Interrupt>::default();
+        Self {
+            // all there can be at a time, but for those that callers are about to queue
+            pool: Pool::new(room + batch),
+            bell: Bell::new(Arc::clone(&interrupt)),
+            books: Mutex::new(Books::new(messages)),
+            settled: Condvar::new(),
+            closing: AtomicBool::new(false),
+            drops: Mutex::default(),
+            plan: Arc::new(plan),
+            queue,
+            interrupt,
+            settings,
+        }
+    }
+
     /// What the settings say about a full queue.
     fn room(&self) -> Room {
         if self.settings.drop_oldest {
@@ -601,5 +607,125 @@ impl fmt::Debug for Handle {
         f.debug_struct("Handle")
             .field("topic", &self.shared.plan.topic)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{
+        Outcome, TopicSettings,
+        net::Target,
+        publish::{PublishCounts, TraceHook},
+        wire::{Keys, RoundRobin},
+    };
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn shared(settings: ProducerSettings) -> Arc<Shared> {
+        let plan = PublishPlan {
+            target: Arc::new(Target::parse("redis://127.0.0.1:1").unwrap()),
+            keys: Keys::with_prefix("re:").unwrap(),
+            topic: "orders".to_owned(),
+            settings: TopicSettings::default(),
+            client_name: "test".to_owned(),
+            connect_timeout: LONG,
+            timeout: LONG,
+            max_message_bytes: 1000,
+            counts: Arc::<PublishCounts>::default(),
+            round_robin: Arc::<RoundRobin>::default(),
+            trace: TraceHook::default(),
+        };
+        Arc::new(Shared::new(plan, settings))
+    }
+
+    fn handle(shared: &Arc<Shared>) -> BufferedPublisher {
+        BufferedPublisher::of(Arc::new(Handle {
+            shared: Arc::clone(shared),
+            thread: Mutex::new(None),
+        }))
+    }
+
+    #[test]
+    fn a_pump_that_panics_leaves_nobody_waiting() {
+        let shared = shared(ProducerSettings::new("orders"));
+        let publisher = handle(&shared);
+        let m = Outgoing::new("T", "B");
+        let mut tracked: Vec<_> = (0..5)
+            .map(|_| publisher.enqueue_tracked(&m).unwrap())
+            .collect();
+        let others = publisher.clone();
+        thread::scope(|s| {
+            let flusher = s.spawn(move || others.flush(LONG));
+            while !shared.books.lock().is_hurried() {
+                thread::yield_now();
+            }
+            Pump::new(Arc::clone(&shared)).panics_with(2);
+            let flushed = flusher.join().unwrap();
+            assert_eq!((flushed.unknown, flushed.returned), (2, 3), "{flushed:?}");
+        });
+        for (i, receipt) in tracked.iter_mut().enumerate() {
+            let e = receipt.wait(LONG).unwrap_err();
+            let outcome = [Outcome::NotApplied, Outcome::Unknown][usize::from(i < 2)];
+            assert_eq!((e.kind(), e.outcome()), (ErrorKind::Stopped, outcome));
+        }
+        let e = publisher.enqueue(&m).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Stopped);
+        assert!(publisher.flush(LONG).error.is_some());
+        assert_eq!(publisher.close(LONG).undelivered.len(), 3);
+        let status = shared.plan.counts.status("orders");
+        assert_eq!((status.queued, status.unknown), (0, 2));
+    }
+
+    #[test]
+    fn a_message_comes_back_as_it_was_given() {
+        let shared = shared(ProducerSettings::new("orders"));
+        let publisher = handle(&shared);
+        let full = Outgoing::new("T\0", "b\r\n$1")
+            .key("k")
+            .correlation_id("c")
+            .traceparent("")
+            .header("", "v")
+            .header("n", "1:2")
+            .partition(3);
+        let given = [
+            full,
+            Outgoing::new("T", ""),
+            Outgoing::new("T", "x").key("k"),
+        ];
+        for m in &given {
+            publisher.enqueue(m).unwrap();
+        }
+        let back = publisher.reclaim();
+        assert_eq!(back.len(), given.len());
+        for (m, back) in given.iter().zip(&back) {
+            assert_eq!(format!("{m:?}"), format!("{:?}", back.message()));
+        }
+        let debug = format!("{:?}", back[0]);
+        assert!(
+            debug.contains("body_bytes: 5") && !debug.contains("$1"),
+            "{debug}"
+        );
+        shared.pump_ended([].into_iter());
+    }
+
+    #[test]
+    fn a_message_that_is_queued_behind_the_last_look_is_swept_up() {
+        let shared = shared(ProducerSettings::new("orders").max_queue(1));
+        let publisher = handle(&shared);
+        let m = Outgoing::new("T", "B");
+        publisher.enqueue(&m).unwrap();
+        thread::scope(|s| {
+            // it waits for room until the pump has gone
+            let late = s.spawn(|| publisher.enqueue_timeout(&m, LONG));
+            while shared.plan.counts.status("orders").queued < 2 {
+                thread::yield_now();
+            }
+            shared.pump_ended([].into_iter());
+            late.join().unwrap().unwrap();
+        });
+        let closed = publisher.close(LONG);
+        assert_eq!((closed.report.returned, closed.undelivered.len()), (2, 2));
+        assert_eq!(publisher.queued(), 0);
     }
 }

@@ -90,9 +90,14 @@ impl Pump {
         }
     }
 
-    /// Sends what is queued until it is told to end. Whatever happens, nobody is left waiting.
-    pub(super) fn run(mut self) {
-        let ran = catch_unwind(AssertUnwindSafe(|| self.pump()));
+    /// Sends what is queued until it is told to end.
+    pub(super) fn run(self) {
+        self.until_end(Self::pump);
+    }
+
+    /// Does its `work`. However that ends, nobody is left waiting.
+    fn until_end(mut self, work: impl FnOnce(&mut Self)) {
+        let ran = catch_unwind(AssertUnwindSafe(|| work(&mut self)));
         if ran.is_err() {
             let why = "the pump panicked while it had the message in hand";
             log::error!("buffered publisher of {}: {why}", self.shared.plan.topic);
@@ -291,7 +296,9 @@ impl Pump {
             shared.pool.put(parcel);
             lost = Some(e);
         }
-        self.hand.splice(0..0, self.again.drain(..));
+        if !self.again.is_empty() {
+            self.hand.splice(0..0, self.again.drain(..));
+        }
         if totals.stored > 0 {
             self.pauses.reset();
         }
@@ -356,6 +363,16 @@ fn keep_order(fates: &mut [Fate], routes: &[u32], taken: &mut Vec<bool>) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    impl Pump {
+        /// Takes so many messages in hand, and panics.
+        pub(in super::super) fn panics_with(self, n: usize) {
+            self.until_end(|pump| {
+                pump.shared.books.lock().take_into(&mut pump.hand, n);
+                panic!("as the test wants it");
+            });
+        }
+    }
 
     #[test]
     fn what_is_tried_again_never_lands_behind_its_successors() {
