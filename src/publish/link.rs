@@ -222,13 +222,12 @@ impl Link {
         {
             self.connection = None;
         }
-        let c = match &mut self.connection {
-            Some(c) => c,
-            None => {
-                let c = self.plan.dial(by, self.interrupt.as_ref())?;
-                self.inbox.clear();
-                self.connection.insert(c)
-            }
+        let c = if let Some(c) = &mut self.connection {
+            c
+        } else {
+            let c = self.plan.dial(by, self.interrupt.as_ref())?;
+            self.inbox.clear();
+            self.connection.insert(c)
         };
         if let Some(encoder) = &self.encoder {
             return Ok(Arc::clone(encoder));

@@ -98,9 +98,8 @@ impl PublishPlan {
             let why = format!("the message has {size} bytes; MaxMessageBytes is {limit}");
             return Err(self.about(Error::new(ErrorKind::TooLarge, "publish", why)));
         }
-        match (m.partition, self.settings.partitions) {
-            (Some(p), Some(partitions)) => self.check_partition(p, partitions)?,
-            _ => {}
+        if let (Some(p), Some(partitions)) = (m.partition, self.settings.partitions) {
+            self.check_partition(p, partitions)?;
         }
         Ok(entry)
     }

@@ -331,7 +331,7 @@ fn each_policy_of_a_full_queue_is_kept_while_the_server_is_away() {
     );
     taken.insert(0, 0);
     assert_eq!(numbers(&server, "waits", 0), taken);
-    assert_eq!(length(&server, "drops", 0) as u64, 1 + part.queued);
+    assert_eq!(length(&server, "drops", 0).cast_unsigned(), 1 + part.queued);
     let warned = warned("buffered publisher of drops: the queue is full");
     assert_eq!(warned.len(), 1, "{warned:?}");
     // the oldest was in hand or was dropped, and either way its caller knows
@@ -443,7 +443,7 @@ fn a_close_cuts_a_connection_that_says_nothing() {
     let [stored, refused, unknown, dropped, returned, queued] = sums(&closed.report);
     assert_eq!((stored, refused, dropped, queued), (0, 0, 0, 0));
     assert_eq!(unknown + returned, 25);
-    assert_eq!(unknown + 1, length(&server, "orders", 0) as u64);
+    assert_eq!(unknown + 1, length(&server, "orders", 0).cast_unsigned());
     assert_eq!(returned, closed.undelivered.len() as u64);
     let first = closed.undelivered[0].message().body().to_vec();
     assert_eq!(
@@ -532,7 +532,7 @@ fn a_message_is_tried_again_before_its_successors_or_not_at_all() {
             .unwrap();
         let body: u64 = String::from_utf8(body).unwrap().parse().unwrap();
         n += 1;
-        if body % 3 == 2 && n % 5 != 0 {
+        if body % 3 == 2 && !n.is_multiple_of(5) {
             return Answer::Reply(Reply::Error("OOM command not allowed".into()));
         }
         Answer::Reply(Reply::bulk(format!("{n}-{body}")))

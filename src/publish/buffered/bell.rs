@@ -157,6 +157,24 @@ mod model {
     fn the_pump_is_called_for_the_last_message_it_waits_for() {
         loom::model(|| {
             let shared = of_two();
+            let other = Arc::clone(&shared);
+            let t = thread::spawn(move || {
+                for _ in 0..2 {
+                    other.1.push();
+                    assert!(!other.0.queued(|| other.1.len()));
+                }
+            });
+            while shared.1.len() < 2 {
+                shared.0.wait(2, LONG, || shared.1.len());
+            }
+            t.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn of_two_messages_one_calls_the_pump() {
+        loom::model(|| {
+            let shared = of_two();
             let others: Vec<_> = (0..2)
                 .map(|_| {
                     let shared = Arc::clone(&shared);
@@ -166,7 +184,7 @@ mod model {
                     })
                 })
                 .collect();
-            while shared.1.len() < 2 {
+            if shared.1.len() < 2 {
                 shared.0.wait(2, LONG, || shared.1.len());
             }
             for other in others {

@@ -6,7 +6,7 @@ use crossbeam_channel::Receiver;
 
 use crate::error::{Error, Outcome};
 
-use super::parcel::{Parcel, Undelivered};
+use super::parcel::{BoxedParcel, Undelivered};
 
 /// How messages have left the queue, by their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -91,7 +91,7 @@ struct Flush {
 /// something only while nobody takes from it.
 #[derive(Debug)]
 pub(super) struct Books {
-    queue: Receiver<Box<Parcel>>,
+    queue: Receiver<BoxedParcel>,
     /// How many messages were taken from the channel, ever.
     taken: u64,
     /// How many of these the pump has and has not settled.
@@ -107,7 +107,7 @@ pub(super) struct Books {
 }
 
 impl Books {
-    pub(super) fn new(queue: Receiver<Box<Parcel>>) -> Self {
+    pub(super) fn new(queue: Receiver<BoxedParcel>) -> Self {
         Self {
             queue,
             taken: 0,
@@ -128,7 +128,7 @@ impl Books {
 
     /// Moves messages into the pump's hand until it holds `most`, but none from beyond a place that
     /// somebody waits for.
-    pub(super) fn take_into(&mut self, hand: &mut Vec<Box<Parcel>>, most: usize) {
+    pub(super) fn take_into(&mut self, hand: &mut Vec<BoxedParcel>, most: usize) {
         let places = self.open().map(|f| f.place.saturating_sub(self.taken));
         let most = match places.min() {
             Some(n) => most.min(hand.len().saturating_add(n as usize)),
@@ -159,7 +159,7 @@ impl Books {
     }
 
     /// Takes the oldest message that waits out of the queue, as dropped.
-    pub(super) fn drop_oldest(&mut self) -> Option<Box<Parcel>> {
+    pub(super) fn drop_oldest(&mut self) -> Option<BoxedParcel> {
         let oldest = self.queue.try_recv().ok()?;
         self.taken += 1;
         let dropped = Totals {
@@ -255,15 +255,15 @@ mod tests {
     use crossbeam_channel::{Sender, bounded};
 
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::{error::ErrorKind, publish::buffered::parcel::Parcel};
 
-    fn books() -> (Sender<Box<Parcel>>, Books) {
+    fn books() -> (Sender<BoxedParcel>, Books) {
         let (queue, messages) = bounded(100);
         (queue, Books::new(messages))
     }
 
-    fn put(queue: &Sender<Box<Parcel>>, n: usize) {
-        (0..n).for_each(|_| queue.try_send(Parcel::new()).unwrap());
+    fn put(queue: &Sender<BoxedParcel>, n: usize) {
+        (0..n).for_each(|_| queue.try_send(Parcel::new()).expect("room"));
     }
 
     fn stored(n: u64) -> Totals {

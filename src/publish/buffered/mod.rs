@@ -5,33 +5,28 @@ mod books;
 mod parcel;
 mod pump;
 mod receipt;
+mod shared;
 
 use std::{
     fmt,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak, atomic::Ordering},
     thread,
     time::Duration,
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender, TrySendError, bounded};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::{
-    ProducerSettings, Result, StreamId,
+    ProducerSettings, Result,
     error::{Error, ErrorKind},
-    net::{Interrupt, STOP, after},
-    quiet::{HeldBack, Quiet},
+    net::{STOP, after},
 };
 
-use super::{Outgoing, PublishPlan, counts::Count};
+use super::{Outgoing, PublishPlan};
 use {
-    bell::Bell,
-    books::{Books, Told, Totals},
-    parcel::{Parcel, Pool},
+    books::{Told, Totals},
     pump::Pump,
+    shared::{Room, Shared},
 };
 
 pub use parcel::Undelivered;
@@ -138,22 +133,6 @@ pub struct Closed {
     pub report: Flushed,
     /// What was certainly not stored when the time was up, oldest first.
     pub undelivered: Vec<Undelivered>,
-}
-
-/// What the handles and the pump share.
-struct Shared {
-    plan: Arc<PublishPlan>,
-    settings: ProducerSettings,
-    /// Messages are taken out of it by way of the books alone.
-    queue: Sender<Box<Parcel>>,
-    pool: Pool,
-    bell: Bell,
-    interrupt: Arc<Interrupt>,
-    books: Mutex<Books>,
-    /// Messages have left the queue, or the pump has ended.
-    settled: Condvar,
-    closing: AtomicBool,
-    drops: Mutex<Quiet>,
 }
 
 /// What keeps the pump running.
@@ -341,209 +320,6 @@ impl fmt::Debug for BufferedPublisher {
     }
 }
 
-/// What is done about a full queue.
-#[derive(Clone, Copy)]
-enum Room {
-    Now,
-    Within(Duration),
-    DropOldest,
-}
-
-impl Shared {
-    fn new(plan: PublishPlan, settings: ProducerSettings) -> Self {
-        let (room, batch) = (settings.max_queue as usize, settings.max_batch as usize);
-        let (queue, messages) = bounded(room);
-        let interrupt = Arc::<Interrupt>::default();
-        Self {
-            // all there can be at a time, but for those that callers are about to queue
-            pool: Pool::new(room + batch),
-            bell: Bell::new(Arc::clone(&interrupt)),
-            books: Mutex::new(Books::new(messages)),
-            settled: Condvar::new(),
-            closing: AtomicBool::new(false),
-            drops: Mutex::default(),
-            plan: Arc::new(plan),
-            queue,
-            interrupt,
-            settings,
-        }
-    }
-
-    /// What the settings say about a full queue.
-    fn room(&self) -> Room {
-        if self.settings.drop_oldest {
-            Room::DropOldest
-        } else {
-            Room::Within(self.plan.timeout)
-        }
-    }
-
-    fn enqueue(
-        &self,
-        m: &Outgoing<'_>,
-        receipt: Option<Sender<Result<StreamId>>>,
-        room: Room,
-    ) -> Result<()> {
-        let mut parcel = self.pool.take();
-        let filled = self
-            .accept(m)
-            .and_then(|()| parcel.fill(&self.plan, m, receipt));
-        if let Err(e) = filled {
-            self.pool.put(parcel);
-            return Err(self.refused(e));
-        }
-        // before it can be settled
-        self.plan.counts.add(Count::Queued, 1);
-        if let Err((mut parcel, e)) = self.push(parcel, room) {
-            self.plan.counts.sub(Count::Queued, 1);
-            parcel.tell(|| Err(e.again()));
-            self.pool.put(parcel);
-            return Err(self.refused(e));
-        }
-        if self.bell.queued(|| self.queue.len()) {
-            self.sweep();
-        }
-        Ok(())
-    }
-
-    fn accept(&self, m: &Outgoing<'_>) -> Result<()> {
-        if self.is_closing() {
-            return Err(self.closed());
-        }
-        if m.message_type.is_empty() {
-            let what = "a buffered message needs a type";
-            return Err(self.about(Error::new(ErrorKind::Argument, "enqueue", what)));
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn refused(&self, e: Error) -> Error {
-        self.plan.counts.failed(&e);
-        e.during("enqueue")
-    }
-
-    fn push(&self, mut parcel: Box<Parcel>, room: Room) -> Result<(), (Box<Parcel>, Error)> {
-        loop {
-            parcel = match self.queue.try_send(parcel) {
-                Ok(()) => return Ok(()),
-                Err(TrySendError::Full(parcel)) => parcel,
-                Err(TrySendError::Disconnected(parcel)) => return Err((parcel, self.closed())),
-            };
-            match room {
-                Room::DropOldest => self.drop_oldest(),
-                Room::Now => return Err((parcel, self.full(Duration::ZERO))),
-                Room::Within(time) => {
-                    return self.queue.send_timeout(parcel, time).map_err(|e| match e {
-                        SendTimeoutError::Timeout(parcel) => (parcel, self.full(time)),
-                        SendTimeoutError::Disconnected(parcel) => (parcel, self.closed()),
-                    });
-                }
-            }
-        }
-    }
-
-    #[cold]
-    fn drop_oldest(&self) {
-        let Some(mut oldest) = self.books.lock().drop_oldest() else {
-            return;
-        };
-        self.settled.notify_all();
-        oldest.tell(|| Err(self.dropped()));
-        self.pool.put(oldest);
-        self.plan.counts.sub(Count::Queued, 1);
-        self.plan.counts.add(Count::Dropped, 1);
-        let permit = self.drops.lock().permit();
-        if let Some(n) = permit {
-            log::warn!(
-                "buffered publisher of {}: the queue is full, {} messages; dropping the oldest{}",
-                self.plan.topic,
-                self.settings.max_queue,
-                HeldBack(n)
-            );
-        }
-    }
-
-    fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    /// Takes everything that waits out of the queue, and tells whoever awaits it.
-    fn take_back(&self) -> Vec<Undelivered> {
-        let mut back = self.books.lock().take_back();
-        self.settled.notify_all();
-        self.give_back(&mut back);
-        back
-    }
-
-    fn give_back(&self, messages: &mut [Undelivered]) {
-        self.plan.counts.sub(Count::Queued, messages.len() as u64);
-        for m in messages {
-            m.0.tell(|| {
-                let what = "given back before it was sent";
-                Err(self.about(Error::new(ErrorKind::Stopped, "publish", what)))
-            });
-        }
-    }
-
-    /// Keeps what the pump has left in the queue for whoever closes.
-    fn sweep(&self) {
-        let back = self.take_back();
-        self.books.lock().keep(back);
-    }
-
-    /// The pump's last word: what it has in hand was never sent.
-    fn pump_ended(&self, in_hand: impl Iterator<Item = Undelivered>) {
-        let mut in_hand: Vec<_> = in_hand.collect();
-        self.closing.store(true, Ordering::Relaxed);
-        self.bell.leave();
-        self.give_back(&mut in_hand);
-        let returned = Totals {
-            returned: in_hand.len() as u64,
-            ..Totals::default()
-        };
-        let mut books = self.books.lock();
-        books.settle(returned, None);
-        books.keep(in_hand);
-        drop(books);
-        self.sweep();
-        self.books.lock().ended = true;
-        self.settled.notify_all();
-    }
-
-    fn about(&self, e: Error) -> Error {
-        self.plan.about(e)
-    }
-
-    #[cold]
-    fn closed(&self) -> Error {
-        self.about(Error::new(
-            ErrorKind::Stopped,
-            "enqueue",
-            "the publisher was closed",
-        ))
-    }
-
-    #[cold]
-    fn full(&self, waited: Duration) -> Error {
-        let what = format!(
-            "the queue is full: {} messages, and no room came within {} ms",
-            self.settings.max_queue,
-            waited.as_millis()
-        );
-        self.about(Error::new(ErrorKind::Full, "enqueue", what))
-    }
-
-    #[cold]
-    fn dropped(&self) -> Error {
-        let what = format!(
-            "dropped to make room in the full queue of {} messages, as DropOldest says",
-            self.settings.max_queue
-        );
-        self.about(Error::new(ErrorKind::Full, "publish", what))
-    }
-}
-
 impl Handle {
     fn close(&self, timeout: Duration) -> (Told, Vec<Undelivered>) {
         let shared = &*self.shared;
@@ -571,20 +347,6 @@ impl Handle {
             let _ = thread.join();
         }
         (told, left)
-    }
-}
-
-impl Shared {
-    /// Waits for the pump's end.
-    fn has_ended(&self, time: Duration) -> bool {
-        let until = after(time);
-        let mut books = self.books.lock();
-        while !books.ended {
-            if self.settled.wait_until(&mut books, until).timed_out() {
-                return books.ended;
-            }
-        }
-        true
     }
 }
 
@@ -624,8 +386,8 @@ mod tests {
 
     fn shared(settings: ProducerSettings) -> Arc<Shared> {
         let plan = PublishPlan {
-            target: Arc::new(Target::parse("redis://127.0.0.1:1").unwrap()),
-            keys: Keys::with_prefix("re:").unwrap(),
+            target: Arc::new(Target::parse("redis://127.0.0.1:1").expect("a URL")),
+            keys: Keys::with_prefix("re:").expect("a prefix"),
             topic: "orders".to_owned(),
             settings: TopicSettings::default(),
             client_name: "test".to_owned(),
@@ -639,6 +401,7 @@ mod tests {
         Arc::new(Shared::new(plan, settings))
     }
 
+    /// A handle without a pump.
     fn handle(shared: &Arc<Shared>) -> BufferedPublisher {
         BufferedPublisher::of(Arc::new(Handle {
             shared: Arc::clone(shared),

@@ -40,6 +40,9 @@ pub(super) struct Parcel {
     receipt: Option<Sender<Result<StreamId>>>,
 }
 
+/// How it goes from hand to hand: one pointer.
+pub(super) type BoxedParcel = Box<Parcel>;
+
 impl Parcel {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self {
@@ -117,8 +120,8 @@ impl Parcel {
 /// is not paid for ever after.
 #[derive(Debug)]
 pub(super) struct Pool {
-    put: Sender<Box<Parcel>>,
-    take: Receiver<Box<Parcel>>,
+    put: Sender<BoxedParcel>,
+    take: Receiver<BoxedParcel>,
     bytes: AtomicUsize,
 }
 
@@ -135,7 +138,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn take(&self) -> Box<Parcel> {
+    pub(super) fn take(&self) -> BoxedParcel {
         let Ok(parcel) = self.take.try_recv() else {
             return Parcel::new();
         };
@@ -144,7 +147,7 @@ impl Pool {
         parcel
     }
 
-    pub(super) fn put(&self, parcel: Box<Parcel>) {
+    pub(super) fn put(&self, parcel: BoxedParcel) {
         let kept = parcel.kept();
         if self.bytes.fetch_add(kept, Ordering::Relaxed) > POOL_BYTES
             || self.put.try_send(parcel).is_err()
@@ -156,7 +159,7 @@ impl Pool {
 
 /// A message that a [`BufferedPublisher`](crate::BufferedPublisher) gives back: it is certainly not
 /// stored.
-pub struct Undelivered(pub(super) Box<Parcel>);
+pub struct Undelivered(pub(super) BoxedParcel);
 
 impl Undelivered {
     /// The message as it was given, to be published or enqueued again. A trace context that was asked

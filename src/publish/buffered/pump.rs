@@ -21,9 +21,9 @@ use super::{
         counts::Count,
         link::{Link, PIECE_BYTES, PIECE_MESSAGES, is_over},
     },
-    Shared,
     books::Totals,
-    parcel::{Parcel, Undelivered},
+    parcel::{BoxedParcel, Undelivered},
+    shared::Shared,
 };
 
 /// The longest pause between two tries.
@@ -61,12 +61,12 @@ pub(super) struct Pump {
     shared: Arc<Shared>,
     link: Link,
     /// The batch, in the order of the queue; what was settled has left it.
-    hand: Vec<Box<Parcel>>,
+    hand: Vec<BoxedParcel>,
     /// Of the first messages in hand, which are tried at the moment.
     fates: Vec<Fate>,
     routes: Vec<u32>,
     /// Reused in between.
-    again: Vec<Box<Parcel>>,
+    again: Vec<BoxedParcel>,
     taken: Vec<bool>,
     pauses: IdleLadder,
     trouble: Quiet,
