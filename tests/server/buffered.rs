@@ -11,7 +11,7 @@ use std::{
 };
 
 use streamlane::{
-    testing::{Answer, Fault, PrivateServer, Relay, Reply, Way},
+    testing::{Answer, Aof, Fault, PrivateServer, Relay, Reply, Way},
     *,
 };
 
@@ -608,17 +608,18 @@ fn a_message_too_large_for_the_server_fails_alone() {
 
 #[test]
 fn a_server_killed_amid_the_stream_costs_only_what_is_reported() {
-    let server = server();
+    listen_to_the_log();
+    // It keeps what it has answered for.
+    let builder = PrivateServer::builder().tcp().aof(Aof::Always);
+    let server = builder.start().unwrap();
     let settings = producer("ticks")
         .max_batch(100)
         .max_queue(2000)
         .max_wait(Duration::ZERO);
-    let ticks = with(&server.tcp_url(), "ticks", 2, settings)
-        .buffered("ticks")
-        .unwrap();
+    let streams = with(&server.tcp_url(), "ticks", 2, settings);
+    let ticks = streams.buffered("ticks").unwrap();
     let (enqueued, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let mut receipts = Vec::new();
-    thread::scope(|s| {
+    let mut receipts = thread::scope(|s| {
         let writer = s.spawn(|| {
             let mut receipts = Vec::new();
             while !over.load(Relaxed) {
@@ -630,42 +631,49 @@ fn a_server_killed_amid_the_stream_costs_only_what_is_reported() {
             }
             receipts
         });
-        let _over = Over(&over);
-        for _ in 0..3 {
+        let more = || {
             let start = enqueued.load(Relaxed);
             expect("more messages", || enqueued.load(Relaxed) > start + 3000);
+        };
+        let over = Over(&over);
+        for _ in 0..3 {
+            more();
             server.kill();
             server.restart().unwrap();
         }
-        let start = enqueued.load(Relaxed);
-        expect("more messages", || enqueued.load(Relaxed) > start + 3000);
-        over.store(true, Relaxed);
-        receipts = writer.join().unwrap();
+        more();
+        drop(over);
+        writer.join().unwrap()
     });
     let flushed = ticks.flush(PATIENCE);
     let [stored, refused, unknown, dropped, returned, queued] = sums(&flushed);
     assert_eq!(
-        stored + refused + unknown,
-        enqueued.load(Relaxed),
+        (refused, dropped, returned, queued),
+        (0, 0, 0, 0),
         "{flushed:?}"
     );
-    assert_eq!((dropped, returned, queued), (0, 0, 0));
-    assert!(
-        unknown <= 3 * 100,
-        "no more than one batch a kill: {flushed:?}"
-    );
+    assert_eq!(stored + unknown, enqueued.load(Relaxed), "{flushed:?}");
+    assert!(unknown <= 3 * 100, "at most a batch each time: {flushed:?}");
+
     let told: Vec<_> = receipts.iter_mut().map(|r| r.wait(PATIENCE)).collect();
     assert_eq!(told.iter().filter(|r| r.is_ok()).count() as u64, stored);
-    // What the restarted server holds began with it: it keeps nothing. Of that, all was enqueued once
-    // and lies in order, and what was told to be stored last is there.
+    let mut kept = BTreeMap::new();
     for p in 0..2 {
-        let numbers = numbers(&server, "ticks", p);
-        assert!(rises(&numbers), "partition {p}");
-        let known = |n: &u64| match &told[*n as usize] {
-            Ok(_) => true,
-            Err(e) => e.outcome() == Outcome::Unknown,
-        };
-        assert!(!numbers.is_empty() && numbers.iter().all(known));
+        let all = entries(&server, "ticks", p);
+        let entry = |(id, f): (String, Vec<String>)| (f[1].parse::<u64>().unwrap(), id);
+        let all: Vec<_> = all.into_iter().map(entry).collect();
+        assert!(
+            all.windows(2).all(|w| w[0].0 < w[1].0),
+            "partition {p}: once, in order"
+        );
+        kept.extend(all);
+    }
+    for (n, told) in told.iter().enumerate() {
+        match (told, kept.get(&(n as u64))) {
+            (Ok(id), Some(there)) => assert_eq!(&id.to_string(), there),
+            (Ok(id), None) => panic!("{n} was stored as {id}, and is not there"),
+            (Err(e), _) => assert_eq!(e.outcome(), Outcome::Unknown),
+        }
     }
 }
 

@@ -249,9 +249,9 @@ impl BufferedPublisher {
         self.report(told)
     }
 
-    /// Takes everything out of the queue that is not on its way yet, oldest first: for a caller that
-    /// gives up on the server, or knows another place for it. Those who await these messages learn that
-    /// they were not stored. Does not wait.
+    /// Takes everything out of the queue, oldest first, but for the batch that is being made or sent: for
+    /// a caller that gives up on the server, or knows another place for it. Those who await these
+    /// messages learn that they were not stored. Does not wait.
     pub fn reclaim(&self) -> Vec<Undelivered> {
         self.shared().take_back()
     }

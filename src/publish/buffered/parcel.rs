@@ -1,9 +1,6 @@
 //! A message that waits: copied once, into the bytes that will be sent. The buffers go round.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::fmt;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -116,43 +113,31 @@ impl Parcel {
     }
 }
 
-/// Empty parcels. They keep their memory up to a limit all together, so that a burst of large messages
-/// is not paid for ever after.
+/// Empty parcels. They keep their memory as long as it is little, so that a burst of large messages is
+/// not paid for ever after.
 #[derive(Debug)]
 pub(super) struct Pool {
     put: Sender<BoxedParcel>,
     take: Receiver<BoxedParcel>,
-    bytes: AtomicUsize,
 }
 
-/// The most that empty parcels keep.
-const POOL_BYTES: usize = 32 << 20;
+/// About the most that empty parcels keep.
+const POOL_BYTES: usize = 16 << 20;
 
 impl Pool {
     pub(super) fn new(parcels: usize) -> Self {
         let (put, take) = bounded(parcels);
-        Self {
-            put,
-            take,
-            bytes: AtomicUsize::new(0),
-        }
+        Self { put, take }
     }
 
     pub(super) fn take(&self) -> BoxedParcel {
-        let Ok(parcel) = self.take.try_recv() else {
-            return Parcel::new();
-        };
-        // a sum to hold a limit by, nothing is published by it
-        self.bytes.fetch_sub(parcel.kept(), Ordering::Relaxed);
-        parcel
+        self.take.try_recv().unwrap_or_else(|_| Parcel::new())
     }
 
     pub(super) fn put(&self, parcel: BoxedParcel) {
-        let kept = parcel.kept();
-        if self.bytes.fetch_add(kept, Ordering::Relaxed) > POOL_BYTES
-            || self.put.try_send(parcel).is_err()
-        {
-            self.bytes.fetch_sub(kept, Ordering::Relaxed);
+        // as if all were of this size, which costs no counter that threads fight over
+        if self.put.len().saturating_mul(parcel.kept()) <= POOL_BYTES {
+            let _ = self.put.try_send(parcel);
         }
     }
 }
@@ -196,5 +181,30 @@ impl fmt::Debug for Undelivered {
             .field("key", &m.key.escape_ascii().to_string())
             .field("body_bytes", &m.body.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_parcels_are_kept_but_not_their_bulk() {
+        let pool = Pool::new(100);
+        let of = |bytes| {
+            let mut parcel = Parcel::new();
+            parcel.fields.reserve_exact(bytes);
+            parcel
+        };
+        (0..50).for_each(|_| pool.put(of(1000)));
+        assert_eq!(pool.put.len(), 50);
+        (0..50).for_each(|_| pool.put(of(1 << 20)));
+        assert_eq!(pool.put.len(), 50, "with so many, none so large");
+        (0..60).for_each(|_| pool.put(of(10)));
+        assert_eq!(pool.put.len(), 100);
+        (0..100).for_each(|_| assert!(pool.take().kept() > 0));
+        assert_eq!(pool.take().kept(), 0, "a new one");
+        (0..50).for_each(|_| pool.put(of(1 << 20)));
+        assert!((10..=20).contains(&pool.put.len()), "{}", pool.put.len());
     }
 }
