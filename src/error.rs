@@ -54,7 +54,7 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum ServerClass {
     /// It will pass by itself: `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `UNBLOCKED`,
-    /// `MISCONF`, `NOREPLICAS`, `max number of clients`.
+    /// `MISCONF`, `NOREPLICAS`, `NOSCRIPT`, `max number of clients`.
     Transient,
     /// The server is a replica now (`READONLY`): the name must be resolved again.
     ReadOnly,
@@ -84,7 +84,7 @@ impl ServerClass {
             b"LOADING" => Self::Loading,
             b"READONLY" => Self::ReadOnly,
             b"MASTERDOWN" | b"CLUSTERDOWN" | b"TRYAGAIN" | b"BUSY" | b"UNBLOCKED" | b"MISCONF"
-            | b"NOREPLICAS" | b"NOTBUSY" => Self::Transient,
+            | b"NOREPLICAS" | b"NOTBUSY" | b"NOSCRIPT" => Self::Transient,
             b"NOAUTH" | b"WRONGPASS" => Self::Auth,
             b"NOPERM" => Self::NoPermission,
             b"OOM" => Self::OutOfMemory,
@@ -107,6 +107,9 @@ impl ServerClass {
             || starts("auth ")
         {
             Self::Auth
+        } else if starts("the user executing the script can't") || starts("acl failure in script") {
+            // instead of NOPERM: Redis 7.0, and what came after it
+            Self::NoPermission
         } else if starts("max number of clients") {
             Self::Transient
         } else {
@@ -152,9 +155,11 @@ impl Error {
     }
 
     /// Whether the same call can succeed later without anybody changing anything. After
-    /// [`Outcome::Unknown`] a retry may apply it twice; this method does not weigh that.
+    /// [`Outcome::Unknown`] a retry may apply it twice; this method does not weigh that. Never after
+    /// [`Outcome::Applied`].
     pub fn is_retryable(&self) -> bool {
         match self.0.kind {
+            _ if self.0.outcome == Outcome::Applied => false,
             ErrorKind::Connect | ErrorKind::Server => {
                 self.server_class().is_none_or(ServerClass::is_retryable)
             }
@@ -452,6 +457,17 @@ mod tests {
             ("WRONGTYPE Operation against a key", WrongType, "WRONGTYPE"),
             ("ERR unknown command 'XREAD'", UnknownCommand, "ERR"),
             ("ERR max number of clients reached", Transient, "ERR"),
+            ("NOSCRIPT No matching script.", Transient, "NOSCRIPT"),
+            (
+                "ERR ACL failure in script: User u has no permissions to run the 'set' command",
+                NoPermission,
+                "ERR",
+            ),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                NoPermission,
+                "ERR",
+            ),
             ("MOVED 866 127.0.0.1:7001", Moved, "MOVED"),
             ("ERR syntax error", Other, "ERR"),
             ("something else", Other, "ERR"),

@@ -12,8 +12,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Health, PartitionStatus, Persist,
-    Publisher, ReadMode, Result, Settings, Traceparent,
+    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
+    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -22,10 +22,10 @@ use crate::{
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{
-        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, StreamKeys, TraceHook,
-        ensure,
+        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys,
+        TraceHook, ensure,
     },
-    wire::{InstanceId, Keys, check_consumer, check_topic, client_name, pod_name},
+    wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
 
 /// A server and what is said about it: makes publishers and consumers.
@@ -193,7 +193,7 @@ impl Streams {
         let topic = topic.into();
         let settings = &self.inner.settings;
         settings.producer_for(&topic, false, "streams.publisher")?;
-        Ok(Publisher::new(self.publish_plan(topic)?))
+        Ok(Publisher::new(self.publish_plan("streams-pub", topic)?))
     }
 
     /// A buffered publisher for a topic, from its entries in `Producers` and `Topics` or with defaults.
@@ -213,16 +213,36 @@ impl Streams {
         if let Some(publisher) = open.get(&topic).and_then(BufferedPublisher::upgrade) {
             return Ok(publisher);
         }
-        let plan = PublishPlan {
-            client_name: client_name(&["streams-pump", &topic, &inner.pod]),
-            ..self.publish_plan(topic.clone())?
-        };
+        let plan = self.publish_plan("streams-pump", topic.clone())?;
         let publisher = BufferedPublisher::start(plan, producer)?;
         open.insert(topic, publisher.downgrade());
         Ok(publisher)
     }
 
-    fn publish_plan(&self, topic: String) -> Result<PublishPlan> {
+    /// An outbox for a topic, from its entry in `Topics` or with defaults, on a connection of its own.
+    /// Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have.
+    pub fn outbox(&self, topic: impl Into<String>) -> Result<Outbox> {
+        Ok(Outbox::new(
+            self.publish_plan("streams-outbox", topic.into())?,
+        ))
+    }
+
+    /// A state store for a topic, from its entry in `Topics` or with defaults, on a connection of its
+    /// own. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, or a topic that is set to `CoLocatePartitions: false`.
+    pub fn state_store(&self, topic: impl Into<String>) -> Result<StateStore> {
+        StateStore::new(self.publish_plan("streams-outbox", topic.into())?)
+    }
+
+    /// What is told to whoever publishes to a topic; `role` begins the name of its connections.
+    fn publish_plan(&self, role: &str, topic: String) -> Result<PublishPlan> {
         check_topic(&topic)?;
         let Inner {
             settings,
@@ -238,7 +258,7 @@ impl Streams {
             target: Arc::clone(target),
             keys: keys.clone(),
             settings: settings.topic(&topic),
-            client_name: client_name(&["streams-pub", &topic, pod]),
+            client_name: client_name(&[role, &topic, pod]),
             topic,
             connect_timeout: self.connect_timeout(),
             timeout: settings.publish_timeout,
@@ -247,6 +267,35 @@ impl Streams {
             round_robin: Arc::default(),
             trace: trace.clone(),
         })
+    }
+
+    /// What publishes to a topic what comes of ordered sources, exactly once in effect; see
+    /// [`Forwarder`]. The topic is from its entry in `Topics` or with defaults. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, or a topic that is set to `CoLocatePartitions: false`.
+    pub fn forwarder(&self, target: impl Into<String>) -> Result<Forwarder> {
+        Forwarder::new(self.publish_plan("streams-forward", target.into())?)
+    }
+
+    /// What tells the first sight of an id from the others; see [`Idempotency`]. `scope` keeps the ids of
+    /// one purpose apart from all others, on this server and for every service that names it. Connects on
+    /// first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no scope can have: it is empty, or holds a brace or a control character.
+    pub fn idempotency(&self, scope: impl AsRef<str>) -> Result<Idempotency> {
+        let scope = scope.as_ref();
+        check_scope(scope)?;
+        let inner = &*self.inner;
+        Ok(Idempotency::new(
+            Arc::clone(&inner.target),
+            client_name(&["streams-dedupe", scope, &inner.pod]),
+            [self.connect_timeout(), inner.settings.publish_timeout],
+            inner.keys.dedupe(scope),
+        ))
     }
 
     /// What became of the messages published here, topic by topic.
@@ -447,7 +496,8 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let streams = ensure(c, keys, name, &all.topic(name), Deadline::after(timeout))?;
+        let by = Deadline::after(timeout);
+        let streams = ensure(c, keys, name, &all.topic(name), Role::Consumer, by)?;
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),

@@ -3,14 +3,14 @@
 
 #[cfg(not(loom))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex},
+    parking_lot::{Condvar, Mutex, MutexGuard},
     std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
 };
 
 #[cfg(loom)]
 pub(crate) use {
     loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
-    modelled::{Condvar, Mutex},
+    modelled::{Condvar, Mutex, MutexGuard},
 };
 
 /// To be called in a loop that waits for another thread's few instructions.
@@ -19,6 +19,14 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
     #[cfg(not(loom))]
     std::hint::spin_loop();
+}
+
+/// Lets other threads that could run on this core do so first.
+pub(crate) fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::thread::yield_now();
 }
 
 /// loom's lock and condition in the shape of parking_lot's. No wait ever times out: a thread that

@@ -28,6 +28,14 @@ fn types_cross_threads() {
     owned::<Streams>();
     owned::<Publisher>();
     owned::<BufferedPublisher>();
+    owned::<Outbox>();
+    owned::<StateStore>();
+    owned::<Append>();
+    owned::<StateEvent>();
+    owned::<Command>();
+    owned::<Commit>();
+    owned::<Reply>();
+    owned::<PartlyFailed>();
     owned::<Settings>();
     owned::<ConsumerSettings>();
     owned::<TopicSettings>();
@@ -37,6 +45,11 @@ fn types_cross_threads() {
     owned::<OwnedMessage>();
     owned::<OwnedBatch>();
     owned::<Outgoing<'static>>();
+    owned::<Published>();
+    owned::<Idempotency>();
+    owned::<Forwarder>();
+    owned::<Forwarding>();
+    owned::<Source<'static>>();
     owned::<Stopped>();
     owned::<PartitionStatus>();
     owned::<Health>();
@@ -56,15 +69,22 @@ fn types_cross_threads() {
     send_and_sync::<Error>();
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();
+    owned::<Json>();
+    owned::<As<'static, str>>();
     send_and_sync::<HasHandler>();
     send_and_sync::<NoHandler>();
     send_and_sync::<Message<'static>>();
     send::<ConsumerBuilder>();
     send::<ConsumerBuilder<HasHandler>>();
+    send_and_sync::<Condition>();
+    send_and_sync::<Transaction<'static>>();
     send::<Draft<'static, &Publisher>>();
     send::<Draft<'static, &mut DedicatedPublisher>>();
+    send::<DraftOnce<'static, &Publisher>>();
+    send_and_sync::<Claim>();
 
     small::<StreamId>();
+    small::<Published>();
     small::<ErrorKind>();
     small::<Outcome>();
     small::<ServerClass>();
@@ -112,6 +132,10 @@ fn handlers_can_be_chosen_at_run_time() {
         Ok(())
     });
     sendable(typed);
+    sendable(typed_batch::<u64Of>(|n, batch| {
+        assert_eq!(n.len(), batch.len());
+        Ok(())
+    }));
 }
 
 #[allow(non_camel_case_types)]
@@ -145,7 +169,7 @@ fn errors_are_errors() {
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.
-const CLOSED: [&str; 2] = ["Outcome", "Status"];
+const CLOSED: [&str; 5] = ["Append", "Commit", "Forwarding", "Outcome", "Status"];
 
 /// All other enums that users match on may grow without breaking them.
 #[test]

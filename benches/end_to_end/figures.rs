@@ -5,6 +5,7 @@ use crate::{Outcome, options::Options};
 /// One way of doing a thing: its name, and how it is measured once. Gives one figure per column.
 pub(crate) struct Way<'a> {
     label: String,
+    is_floor: bool,
     run: Box<dyn FnMut() -> Outcome<Vec<f64>> + 'a>,
 }
 
@@ -15,13 +16,25 @@ impl<'a> Way<'a> {
     ) -> Self {
         Self {
             label: label.into(),
+            is_floor: false,
             run: Box::new(run),
+        }
+    }
+
+    /// One that all ways are compared with.
+    pub(crate) fn floor(
+        label: impl Into<String>,
+        run: impl FnMut() -> Outcome<Vec<f64>> + 'a,
+    ) -> Self {
+        Self {
+            is_floor: true,
+            ..Self::new(label, run)
         }
     }
 }
 
-/// Measures each way once a round, each round beginning with another, and prints the table. The first way
-/// is what the others are compared with.
+/// Measures each way once a round, each round beginning with another, and prints the table: for each
+/// column the figure, and then what it is by that of each floor.
 pub(crate) fn compare(
     options: &Options,
     title: &str,
@@ -39,7 +52,12 @@ pub(crate) fn compare(
             samples[i].push((ways[i].run)()?);
         }
     }
+    let floors: Vec<_> = (0..ways.len()).filter(|i| ways[*i].is_floor).collect();
+    let names: Vec<_> = floors.iter().map(|f| &*ways[*f].label).collect();
     println!("\n**{title}**\n");
+    if !names.is_empty() {
+        println!("x: by {}\n", names.join(" / "));
+    }
     let heads = columns.iter().map(|c| format!(" {c} | x |"));
     println!("| |{}", heads.collect::<String>());
     println!("|---|{}", "---|---|".repeat(columns.len()));
@@ -47,8 +65,12 @@ pub(crate) fn compare(
         let cells = (0..columns.len()).map(|c| {
             let column = |rounds: &[Vec<f64>]| rounds.iter().map(|r| r[c]).collect::<Vec<_>>();
             let own = column(sample);
-            let by_floor = own.iter().zip(column(&samples[0])).map(|(a, b)| a / b);
-            format!(" {} | {:.2} |", spread(&own), median(by_floor.collect()))
+            let by = floors.iter().map(|floor| {
+                let ratios = own.iter().zip(column(&samples[*floor])).map(|(a, b)| a / b);
+                format!("{:.2}", median(ratios.collect()))
+            });
+            let by = by.collect::<Vec<_>>().join(" / ");
+            format!(" {} | {by} |", spread(&own))
         });
         println!("| {} |{}", way.label, cells.collect::<String>());
     }

@@ -35,7 +35,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         let title = format!("publish to handler: {size} B, {RATE} messages/s");
         let columns = ["p50 us", "p99 us", "publisher and reader CPU us/msg"];
         let ways = vec![
-            Way::new("bare socket", || floor(bench, size)),
+            Way::floor("bare socket", || floor(bench, size)),
             Way::new("message handler", || lane(bench, size)),
         ];
         compare(&bench.options, &title, &columns, ways)?;

@@ -1,6 +1,6 @@
 //! The machine: which core runs what, what time it is, and who used how much of it.
 
-use std::{fs, num::NonZeroU64};
+use std::{fs, num::NonZeroU64, str::FromStr};
 
 use rustix::{
     thread::{CpuSet, clock_nanosleep_absolute, sched_getaffinity, sched_setaffinity},
@@ -10,22 +10,51 @@ use streamlane::testing::PrivateServer;
 
 use crate::{Outcome, options::Options};
 
+/// Who shares a core with whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cores {
+    /// Server and client are together on one.
+    One,
+    /// Each has one.
+    Each,
+    /// Server and client are together on two.
+    Two,
+}
+
+impl FromStr for Cores {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "1" => Ok(Self::One),
+            "1+1" => Ok(Self::Each),
+            "2" => Ok(Self::Two),
+            _ => Err("the cores are 1, 1+1 or 2"),
+        }
+    }
+}
+
 /// The cores of server and client. Threads and processes inherit what their maker has.
 pub(crate) struct Placement {
-    server: usize,
-    client: usize,
+    server: Vec<usize>,
+    client: Vec<usize>,
     /// How many there are to choose from.
     of: u32,
 }
 
 impl Placement {
-    pub(crate) fn new(cores: usize) -> Outcome<Self> {
+    pub(crate) fn new(cores: Cores) -> Outcome<Self> {
         let allowed = sched_getaffinity(None)?;
         let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-        let server = usable.next().ok_or("no core to run on")?;
-        let client = match cores {
-            1 => server,
-            _ => usable.next().ok_or("there is only one core")?,
+        let first = usable.next().ok_or("no core to run on")?;
+        let mut second = || usable.next().ok_or("there is only one core");
+        let (server, client) = match cores {
+            Cores::One => (vec![first], vec![first]),
+            Cores::Each => (vec![first], vec![second()?]),
+            Cores::Two => {
+                let both = vec![first, second()?];
+                (both.clone(), both)
+            }
         };
         Ok(Self {
             server,
@@ -35,17 +64,19 @@ impl Placement {
     }
 
     pub(crate) fn for_server(&self) -> Outcome<()> {
-        pin(self.server)
+        pin(&self.server)
     }
 
     pub(crate) fn for_client(&self) -> Outcome<()> {
-        pin(self.client)
+        pin(&self.client)
     }
 }
 
-fn pin(cpu: usize) -> Outcome<()> {
+fn pin(cpus: &[usize]) -> Outcome<()> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    for cpu in cpus {
+        set.set(*cpu);
+    }
     Ok(sched_setaffinity(None, &set)?)
 }
 
@@ -133,7 +164,7 @@ pub(crate) fn describe(
         load.split(' ').next().unwrap_or("?"),
     );
     println!(
-        "server on core {}, client on core {}; {} rounds; figures: median [min-max]; x: by the bare socket",
+        "server on {:?}, client on {:?} of the cores; {} rounds; figures: median [min-max]; x: by a floor's figure",
         placement.server, placement.client, options.rounds
     );
     Ok(())

@@ -2,7 +2,7 @@
 //! one private server: `cargo bench --bench end_to_end -- --help`.
 //!
 //! Figures, not assertions: what a machine gives depends on what else it does. The ratios in a row are
-//! medians over rounds of the row's figure by the bare socket's of the same round, which is the part that
+//! medians over rounds of the row's figure by that of a floor in the same round, which is the part that
 //! carries over to other machines.
 #![allow(
     clippy::print_stdout,
@@ -10,14 +10,15 @@
     clippy::disallowed_methods
 )]
 
-mod blocking;
 mod drain;
 mod figures;
 mod floor;
 mod latency;
+mod load;
 mod machine;
 mod options;
-mod pipeline;
+mod paths;
+mod sharing;
 
 use std::{error::Error, io, process::ExitCode};
 
@@ -54,7 +55,7 @@ impl Bench {
             server.tcp_url()
         };
         let topic = || TopicSettings::default().partitions(1);
-        let settings = [latency::TOPIC, blocking::TOPIC, pipeline::TOPIC]
+        let settings = [latency::TOPIC, paths::TOPIC, sharing::TOPIC]
             .into_iter()
             .fold(Settings::default(), |s, name| {
                 s.with_topic(name, topic().max_len(KEPT))
@@ -92,8 +93,8 @@ fn run() -> Outcome<()> {
     };
     let bench = Bench::open(options)?;
     drain::measure(&bench)?;
-    blocking::measure(&bench)?;
-    pipeline::measure(&bench)?;
+    paths::measure(&bench)?;
+    sharing::measure(&bench)?;
     latency::measure(&bench)
 }
 

@@ -1,15 +1,18 @@
 //! What to measure, and how.
 
-use crate::Outcome;
+use std::time::Duration;
+
+use crate::{Outcome, machine::Cores};
 
 pub(crate) const HELP: &str = "\
 Measures streamlane beside a bare socket on one private server.
 
   --unix           over a Unix socket instead of loopback TCP
-  --cores 1|2      server and client on one core (default), or on one each
+  --cores 1|1+1|2  server and client together on one core (default), on one each, or together on two
   --rounds N       interleaved rounds (default 5)
   --bodies A,B     body sizes in bytes (default 100,1024)
   --counts A,B     batch sizes (default 100,1000)
+  --threads A,B    threads that share a publisher (default 1,2,4,8,16)
   --entries N      messages in a drained stream of 100 B bodies (default 300000)
   --only TEXT      only rows whose title and label contain TEXT, such as 'drain', '100 B' or 'batch handler'
   --smoke          next to nothing of everything, to see that it works; so does `cargo test --benches`
@@ -19,17 +22,16 @@ The server program is `redis-server`, or what STREAMLANE_TEST_SERVER names.";
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) unix: bool,
-    pub(crate) cores: usize,
+    pub(crate) cores: Cores,
     pub(crate) rounds: usize,
     pub(crate) bodies: Vec<usize>,
     pub(crate) counts: Vec<u32>,
+    pub(crate) threads: Vec<usize>,
     pub(crate) only: Option<String>,
     /// Messages in a drained stream of small bodies; of large ones there are fewer.
     pub(crate) entries: u64,
-    /// Calls of a round of blocking publishing.
-    pub(crate) calls: u64,
-    /// Messages of a round of batch publishing.
-    pub(crate) published: u64,
+    /// How long publishing at full speed lasts in a round.
+    pub(crate) window: Duration,
     /// Messages of a round of paced publishing.
     pub(crate) paced: u64,
 }
@@ -38,14 +40,14 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             unix: false,
-            cores: 1,
+            cores: Cores::One,
             rounds: 5,
             bodies: vec![100, 1024],
             counts: vec![100, 1000],
+            threads: vec![1, 2, 4, 8, 16],
             only: None,
             entries: 300_000,
-            calls: 20_000,
-            published: 100_000,
+            window: Duration::from_millis(300),
             paced: 15_000,
         }
     }
@@ -57,8 +59,7 @@ impl Options {
         Self {
             rounds: 1,
             entries: 4000,
-            calls: 200,
-            published: 2000,
+            window: Duration::from_millis(5),
             paced: 500,
             ..Self::default()
         }
@@ -86,13 +87,14 @@ impl Options {
                 "--rounds" => o.rounds = value()?.parse()?,
                 "--bodies" => o.bodies = list(&value()?)?,
                 "--counts" => o.counts = list(&value()?)?,
+                "--threads" => o.threads = list(&value()?)?,
                 "--entries" => o.entries = value()?.parse()?,
                 "--only" => o.only = Some(value()?),
                 _ => return Err(format!("{arg}: no such option; see --help").into()),
             }
         }
-        if !(1..=2).contains(&o.cores) || o.rounds == 0 {
-            return Err("one or two cores, and at least one round".into());
+        if o.rounds == 0 || o.threads.contains(&0) {
+            return Err("at least one round, and one thread".into());
         }
         if o.bodies.iter().any(|b| *b < 64) {
             return Err("bodies have 64 bytes or more".into());

@@ -4,7 +4,10 @@
 use std::{
     fmt, io,
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -42,7 +45,7 @@ pub(crate) struct Connection {
     timeout: Duration,
     out: Vec<u8>,
     replies: Replies,
-    broken: bool,
+    broken: AtomicBool,
 }
 
 impl Connection {
@@ -132,7 +135,7 @@ impl Connection {
             timeout,
             out: Vec::new(),
             replies,
-            broken: false,
+            broken: AtomicBool::new(false),
         })
     }
 
@@ -150,7 +153,7 @@ impl Connection {
     /// Whether the connection was given up: every further use fails at once.
     #[cfg(test)]
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken
+        self.broken.load(Ordering::Relaxed)
     }
 
     /// The time of each call made through the redis crate's traits; at first that of the dial.
@@ -275,6 +278,23 @@ impl Connection {
         Ok(answers)
     }
 
+    /// The next `n` answers, `timeout` in total, to what was sent by [`Self::send`]. There must be no
+    /// more of them.
+    ///
+    /// A failure breaks the connection. Its outcome is `Unknown`: what was asked may have been done.
+    pub(crate) fn answers(
+        &mut self,
+        n: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
+        self.refuse_if_broken()?;
+        let deadline = super::after(timeout);
+        let answers = (0..n).map(|_| self.answer(deadline, timeout));
+        let answers = answers.collect::<Result<Vec<_>, _>>()?;
+        self.nothing_left()?;
+        Ok(answers)
+    }
+
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
         self.check_idle()?;
         let sent = self.socket.send_all(&self.out, timeout);
@@ -314,7 +334,7 @@ impl Connection {
 
     #[inline]
     fn refuse_if_broken(&self) -> Result<(), Error> {
-        if self.broken {
+        if self.broken.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Io,
                 "call",
@@ -326,7 +346,7 @@ impl Connection {
     }
 
     #[cold]
-    fn unsent(&mut self, e: SendError, timeout: Duration) -> Error {
+    fn unsent(&self, e: SendError, timeout: Duration) -> Error {
         let outcome = if e.written == 0 {
             Outcome::NotApplied
         } else {
@@ -337,8 +357,8 @@ impl Connection {
 
     /// Gives the connection up: an answer that comes late must never meet the next question.
     #[cold]
-    fn lost(&mut self, source: io::Error, timeout: Duration) -> Error {
-        self.broken = true;
+    fn lost(&self, source: io::Error, timeout: Duration) -> Error {
+        self.broken.store(true, Ordering::Relaxed);
         let cut_here = self.socket.is_shut();
         if source.kind() == io::ErrorKind::TimedOut {
             self.socket.abort();
@@ -421,7 +441,7 @@ impl redis::ConnectionLike for Connection {
     }
 
     fn is_open(&self) -> bool {
-        !self.broken
+        !self.broken.load(Ordering::Relaxed)
     }
 }
 
@@ -471,6 +491,54 @@ fn key_of<'a>(name: &str, args: &[&'a [u8]]) -> Option<&'a [u8]> {
         _ => 1,
     };
     args.get(at).copied()
+}
+
+/// A connection that one thread writes to while another reads from it. Who does which is for its owner
+/// to see to; that answers match questions too.
+#[derive(Debug)]
+pub(crate) struct Duplex(Connection);
+
+impl Duplex {
+    /// From here on the connection is used for nothing else.
+    pub(crate) fn of(connection: Connection) -> Self {
+        Self(connection)
+    }
+
+    /// As [`Connection::send`], but tells how many bytes were taken before a failure.
+    pub(crate) fn send(&self, bytes: &[u8], timeout: Duration) -> Result<(), (usize, Error)> {
+        self.0.refuse_if_broken().map_err(|e| (0, e))?;
+        let sent = self.0.socket.send_all(bytes, timeout);
+        sent.map_err(|e| (e.written, self.0.unsent(e, timeout)))
+    }
+
+    /// As [`Connection::recv`], but nothing within `timeout` is no failure: it gives `None`.
+    pub(crate) fn recv(&self, buf: &mut [u8], timeout: Duration) -> Result<Option<usize>, Error> {
+        self.0.refuse_if_broken()?;
+        match self.0.socket.recv(buf, timeout) {
+            Ok(n) => Ok(Some(n)),
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Ok(None),
+            Err(e) => Err(self.0.lost(e, timeout).with_outcome(Outcome::Unknown)),
+        }
+    }
+
+    /// As [`Connection::check_idle`].
+    pub(crate) fn check_idle(&self) -> Result<(), Error> {
+        self.0.refuse_if_broken()?;
+        let idle = self.0.socket.expect_silence();
+        idle.map_err(|e| self.0.lost(e, Duration::ZERO))
+    }
+
+    /// Gives it up for having said nothing in `timeout`: whoever waits on it returns at once.
+    pub(crate) fn give_up(&self, timeout: Duration) -> Error {
+        let e = io::ErrorKind::TimedOut.into();
+        self.0.lost(e, timeout).with_outcome(Outcome::Unknown)
+    }
+
+    /// Ends it, for having said what it should not.
+    pub(crate) fn shutdown(&self) {
+        self.0.broken.store(true, Ordering::Relaxed);
+        self.0.socket.shutdown();
+    }
 }
 
 #[cfg(test)]

@@ -59,17 +59,51 @@ impl Inbox {
     /// The connection must be given up. An error *reply* is no error here but a [`Head::Error`].
     pub(crate) fn next(&mut self, connection: &mut Connection, by: Deadline) -> Result<Head> {
         loop {
-            let mut c = Cursor::new(&self.bytes[..self.filled], self.at);
-            match c.head() {
-                Ok(head @ (Head::Text(_) | Head::Error(_) | Head::Scalar(_) | Head::Nil)) => {
-                    self.at = c.at();
-                    return Ok(head);
-                }
-                Ok(_) => return Err(not_a_reply("an aggregate where a short reply belongs")),
-                Err(Stop::Bad(why)) => return Err(not_a_reply(why)),
-                Err(Stop::Short(_)) => self.receive(connection, by)?,
+            if let Some(head) = self.take()? {
+                return Ok(head);
             }
+            let spin = self.spin;
+            let room = self.room()?;
+            let wait = by.wait();
+            if wait.is_zero() {
+                let what = format!("no whole answer within {} ms", by.allowed().as_millis());
+                return Err(Error::new(ErrorKind::Timeout, "receive", what));
+            }
+            let n = connection.recv(room, spin, wait)?;
+            self.filled(n);
         }
+    }
+
+    /// The next reply of those that have arrived, if there is a whole one; as [`next`](Self::next).
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<Option<Head>> {
+        let mut c = Cursor::new(&self.bytes[..self.filled], self.at);
+        match c.head() {
+            Ok(head @ (Head::Text(_) | Head::Error(_) | Head::Scalar(_) | Head::Nil)) => {
+                self.at = c.at();
+                Ok(Some(head))
+            }
+            Ok(_) => Err(not_a_reply("an aggregate where a short reply belongs")),
+            Err(Stop::Bad(why)) => Err(not_a_reply(why)),
+            Err(Stop::Short(_)) => Ok(None),
+        }
+    }
+
+    /// Where more is to be received into; [`filled`](Self::filled) says how much it was.
+    pub(crate) fn room(&mut self) -> Result<&mut [u8]> {
+        if self.at > 0 {
+            self.bytes.copy_within(self.at..self.filled, 0);
+            self.filled -= self.at;
+            self.at = 0;
+        }
+        if self.filled == self.bytes.len() {
+            return Err(not_a_reply("a short reply that has no end"));
+        }
+        Ok(&mut self.bytes[self.filled..])
+    }
+
+    pub(crate) fn filled(&mut self, n: usize) {
+        self.filled += n;
     }
 
     /// What the reply just taken says.
@@ -82,24 +116,6 @@ impl Inbox {
 
     pub(crate) fn text(&self, span: Span) -> &[u8] {
         span.of(&self.bytes)
-    }
-
-    fn receive(&mut self, connection: &mut Connection, by: Deadline) -> Result<()> {
-        if self.at > 0 {
-            self.bytes.copy_within(self.at..self.filled, 0);
-            self.filled -= self.at;
-            self.at = 0;
-        }
-        if self.filled == self.bytes.len() {
-            return Err(not_a_reply("a short reply that has no end"));
-        }
-        let wait = by.wait();
-        if wait.is_zero() {
-            let what = format!("no whole answer within {} ms", by.allowed().as_millis());
-            return Err(Error::new(ErrorKind::Timeout, "receive", what));
-        }
-        self.filled += connection.recv(&mut self.bytes[self.filled..], self.spin, wait)?;
-        Ok(())
     }
 
     /// Sends `commands` and takes their `n` replies.

@@ -19,7 +19,7 @@ mod target;
 
 use std::time::{Duration, Instant};
 
-pub(crate) use connection::Connection;
+pub(crate) use connection::{Connection, Duplex};
 pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;
 pub(crate) use inbox::Inbox;

@@ -310,6 +310,14 @@ pub(crate) fn arg(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Adds one argument that is in two parts.
+pub(crate) fn arg_joined(out: &mut Vec<u8>, first: &[u8], then: &[u8]) {
+    mark(out, b'$', first.len() + then.len());
+    out.extend_from_slice(first);
+    out.extend_from_slice(then);
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Adds one argument that is a number.
 #[inline]
 pub(crate) fn arg_number(out: &mut Vec<u8>, n: u64) {
@@ -413,6 +421,16 @@ mod tests {
             bad(Cursor::new(other.as_bytes(), 0).head());
             bad(Cursor::new(other.as_bytes(), 0).aggregate());
         }
+    }
+
+    #[test]
+    fn an_argument_in_two_parts_is_one() {
+        let [mut joined, mut whole] = [Vec::new(), Vec::new()];
+        for (first, then) in [("re:once:{t}:", "id"), ("", "x"), ("x", ""), ("", "")] {
+            arg_joined(&mut joined, first.as_bytes(), then.as_bytes());
+            arg(&mut whole, format!("{first}{then}").as_bytes());
+        }
+        assert_eq!(joined, whole);
     }
 
     #[test]

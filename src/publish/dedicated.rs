@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{Result, StreamId, net::Deadline, publish::message::Publish};
 
-use super::{Draft, Outgoing, PublishPlan, link::Link};
+use super::{Draft, Outgoing, PublishPlan, Published, link::Link};
 
 /// A publisher for one thread, on a socket of its own: the fastest there is.
 ///
@@ -33,6 +33,10 @@ impl DedicatedPublisher {
         }
     }
 
+    pub(super) fn plan(&self) -> &Arc<PublishPlan> {
+        self.link.plan()
+    }
+
     /// As [`Publisher::publish`](crate::Publisher::publish). Allocates nothing once warm.
     ///
     /// # Errors
@@ -45,7 +49,7 @@ impl DedicatedPublisher {
         body: impl AsRef<[u8]>,
     ) -> Result<StreamId> {
         let m = Outgoing::new(message_type.as_ref(), body.as_ref()).key(key.as_ref());
-        self.send(&m)
+        Ok(self.send(&m)?.id)
     }
 
     /// Begins a message with options; see [`Publisher::message`](crate::Publisher::message).
@@ -71,11 +75,12 @@ impl DedicatedPublisher {
         results
     }
 
-    /// As [`publish_batch`](Self::publish_batch), with results appended to a vector of yours.
-    pub fn publish_batch_into(
+    /// As [`publish_batch`](Self::publish_batch), with results appended to a vector of yours: of ids, or
+    /// of [`Published`] to learn as well which messages had been stored before under their dedupe ids.
+    pub fn publish_batch_into<R: From<Published>>(
         &mut self,
         messages: &[Outgoing<'_>],
-        results: &mut Vec<Result<StreamId>>,
+        results: &mut Vec<Result<R>>,
     ) {
         let by = Deadline::after(self.link.plan().timeout);
         self.link.publish_batch(messages, by, results);
@@ -89,7 +94,7 @@ impl DedicatedPublisher {
 }
 
 impl Publish for &mut DedicatedPublisher {
-    fn send(self, message: &Outgoing<'_>) -> Result<StreamId> {
+    fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let by = Deadline::after(self.link.plan().timeout);
         self.link.publish(message, by)
     }

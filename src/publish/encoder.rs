@@ -1,8 +1,11 @@
 //! A topic that is known to exist, and the commands that append to it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::{
@@ -12,7 +15,7 @@ use crate::{
     wire::{Entry, partition_of, partition_of_hash},
 };
 
-use super::{Outgoing, PublishPlan, StreamKeys};
+use super::{Count, Outgoing, PublishPlan, StreamKeys};
 
 /// Turns messages into commands. It never changes: it is made anew when the topic is looked at anew.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub(super) struct Encoder {
     trim_args: usize,
     /// Each partition's command from its name to that `*`.
     heads: Vec<Vec<u8>>,
+    /// What each partition's dedupe markers begin with.
+    markers: Vec<Box<[u8]>>,
     /// How many messages were stored, by partition.
     stored: Vec<Arc<AtomicU64>>,
 }
@@ -49,7 +54,17 @@ impl Encoder {
             head.extend_from_slice(&trim);
             head
         };
+        // Beside the stream in a cluster, however the topic is laid out.
+        let marker = |key: &[u8]| {
+            let tag = if plan.settings.co_locate_partitions {
+                Cow::from(&plan.topic)
+            } else {
+                String::from_utf8_lossy(key)
+            };
+            plan.keys.once(&tag).into_bytes().into()
+        };
         Self {
+            markers: streams.iter().map(|key| marker(key)).collect(),
             heads: streams.iter().map(|key| head(key)).collect(),
             stored: plan.counts.stored(streams.len()),
             plan: Arc::clone(plan),
@@ -67,6 +82,16 @@ impl Encoder {
         &self.streams[partition as usize]
     }
 
+    /// What the marker of a dedupe id in this partition begins with; the id follows.
+    pub(super) fn marker_prefix(&self, partition: u32) -> &[u8] {
+        &self.markers[partition as usize]
+    }
+
+    /// What every marker begins with.
+    pub(super) fn marker_family(&self) -> String {
+        format!("{}once:", self.plan.keys.prefix())
+    }
+
     /// One turn of the round robin, for messages that have neither key nor partition.
     pub(super) fn turn(&self) -> u32 {
         self.plan.round_robin.next(self.partitions())
@@ -77,7 +102,11 @@ impl Encoder {
         let partitions = self.partitions();
         match m.partition {
             Some(p) => self.check(p),
-            None if m.key.is_empty() => Ok(keyless()),
+            // So that sending it again finds the marker, whoever's turn it is.
+            None if m.key.is_empty() => Ok(match m.dedupe {
+                Some(dedupe) => partition_of(dedupe.id, partitions),
+                None => keyless(),
+            }),
             None => Ok(partition_of(m.key, partitions)),
         }
     }
@@ -142,6 +171,11 @@ impl Encoder {
     pub(super) fn count(&self, partition: u32) {
         // a number to look at, nothing is published by it
         self.stored[partition as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a message that was found to be stored before.
+    pub(super) fn count_repeated(&self) {
+        self.plan.counts.add(Count::Repeated, 1);
     }
 
     pub(super) fn about(&self, e: Error, partition: u32) -> Error {

@@ -8,36 +8,49 @@ use crate::{
     net::{Connection, Deadline},
     wire::{
         InstanceId, Keys,
-        topic::{self, Decision, TopicRecord, decide, field},
+        topic::{self, Decision, TopicRecord, check_partitioner, decide, field},
     },
 };
 
 /// The stream key of each partition of a topic.
 pub(crate) type StreamKeys = Vec<Box<[u8]>>;
 
+/// On whose behalf a topic is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// It routes by key, so it must agree with the topic about how.
+    Publisher,
+    /// It takes what it finds.
+    Consumer,
+}
+
 /// Creates the topic's metadata and streams where they are missing, and checks them against what is
 /// configured. Several processes may do so at once.
 ///
 /// # Errors
 ///
-/// A configured number of partitions below the recorded one, an unknown codec version, or a server that
-/// cannot be reached or refuses.
+/// A configured number of partitions below the recorded one, for a publisher a partitioner other than the
+/// recorded one, an unknown codec version, or a server that cannot be reached or refuses.
 pub(crate) fn ensure(
     connection: &mut Connection,
     keys: &Keys,
     name: &str,
     settings: &TopicSettings,
+    role: Role,
     by: Deadline,
 ) -> Result<StreamKeys> {
     let meta = keys.topic_meta(name);
     let mut record = read(connection, &meta, by.left())?;
     if record.partitions.is_none() || record.version.is_none() {
-        let partitions = decide(name, settings.partitions, record)?.partitions();
+        let partitions = decide(name, settings.partitions, &record)?.partitions();
         create(connection, &meta, partitions, settings, by.left())?;
         // Somebody else may have been first.
         record = read(connection, &meta, by.left())?;
     }
-    let decision = decide(name, settings.partitions, record)?;
+    if role == Role::Publisher {
+        check_partitioner(name, &settings.partitioner, &record)?;
+    }
+    let decision = decide(name, settings.partitions, &record)?;
     let streams: StreamKeys = (0..decision.partitions())
         .map(|p| {
             keys.stream(name, p, settings.co_locate_partitions)
@@ -64,7 +77,7 @@ fn read(connection: &mut Connection, meta: &str, timeout: Duration) -> Result<To
     cmd.arg(meta).arg(&TopicRecord::FIELDS);
     let values = connection.ask_fields(&cmd, TopicRecord::FIELDS.len(), timeout)?;
     let get = |i: usize| values[i].as_deref();
-    Ok(TopicRecord::parse([get(0), get(1)]))
+    Ok(TopicRecord::parse([get(0), get(1), get(2)]))
 }
 
 fn create(
@@ -74,7 +87,9 @@ fn create(
     settings: &TopicSettings,
     timeout: Duration,
 ) -> Result<()> {
+    // The partitioner first: whoever sees how many partitions there are sees it, too.
     let fields = [
+        (field::PARTITIONER, settings.partitioner.clone()),
         (field::PARTITIONS, partitions.to_string()),
         (field::VERSION, topic::VERSION.to_string()),
         (field::CREATED, RoundTrip(clock::wall()).to_string()),

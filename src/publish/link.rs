@@ -6,9 +6,14 @@ use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Inbox, Interrupt},
+    wire::Entry,
 };
 
-use super::{Encoder, Outgoing, Packing, PublishPlan};
+use super::{
+    Encoder, Outgoing, Packing, PublishPlan, Published,
+    once::Dedupe,
+    script::{Form, by_hash_first},
+};
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.
@@ -20,7 +25,7 @@ pub(super) const PIECE_MESSAGES: usize = 512;
 const IDLE_MS: u64 = 5;
 
 /// Past this many bytes a send buffer is given back after use.
-const KEPT_BYTES: usize = 1024 * 1024;
+pub(super) const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]
@@ -32,11 +37,19 @@ pub(super) struct Link {
     used_ms: u64,
     out: Vec<u8>,
     packing: Packing,
-    /// The partition of each message that is on its way.
-    routes: Vec<u32>,
+    /// Of each message that is on its way.
+    routes: Vec<Route>,
     inbox: Inbox,
     /// Calls whoever waits here away, where there is somebody to do so.
     interrupt: Option<Arc<Interrupt>>,
+}
+
+/// Where a message went, and what kind of reply it will have.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    partition: u32,
+    /// Whether it was sent by the script.
+    once: bool,
 }
 
 impl Link {
@@ -66,43 +79,51 @@ impl Link {
         self.inbox.set_spin(spin);
     }
 
-    pub(super) fn plan(&self) -> &PublishPlan {
+    pub(super) fn plan(&self) -> &Arc<PublishPlan> {
         &self.plan
     }
 
     /// Publishes one message within `by`.
-    pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<StreamId> {
-        let id = self.try_publish(m, by);
+    pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<Published> {
+        let published = self.try_publish(m, by);
         self.rest();
-        id.inspect_err(|e| self.plan.counts.failed(e))
+        published.inspect_err(|e| self.plan.counts.failed(e))
     }
 
-    fn try_publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<StreamId> {
+    fn try_publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<Published> {
         let mut packing = mem::take(&mut self.packing);
-        let entry = self.plan.entry(m, &mut packing)?;
+        let (entry, dedupe) = self.plan.entry_once(m, &mut packing)?;
         let encoder = self.make_ready(by)?;
-        let p = encoder.route(m, || encoder.turn())?;
-        self.out.clear();
-        encoder.xadd(&mut self.out, &entry, p);
+        let partition = encoder.route(m, || encoder.turn())?;
+        let once = dedupe.is_some();
+        let route = Route { partition, once };
+        let published = by_hash_first(|form| {
+            self.out.clear();
+            append(&mut self.out, &encoder, &entry, dedupe, partition, form);
+            self.exchange(&encoder, route, by)
+        });
         self.packing = packing;
-        // The server does not run a command it has only a part of.
-        let sent = self
-            .send(by)
-            .map_err(|e| encoder.about(e.with_outcome(Outcome::NotApplied), p));
-        let id = sent.and_then(|()| self.receive_id(&encoder, p, by));
-        id.inspect_err(|e| {
+        published.inspect_err(|e| {
             if is_over(e) {
                 self.connection = None;
             }
         })
     }
 
+    /// Sends what is in the buffer, one command, and takes its reply.
+    fn exchange(&mut self, encoder: &Encoder, route: Route, by: Deadline) -> Result<Published> {
+        // The server does not run a command it has only a part of.
+        self.send(by)
+            .map_err(|e| encoder.about(e.with_outcome(Outcome::NotApplied), route.partition))?;
+        self.receive(encoder, route, by)
+    }
+
     /// Publishes messages in one pipeline and appends one result for each to `results`.
-    pub(super) fn publish_batch(
+    pub(super) fn publish_batch<R: From<Published>>(
         &mut self,
         messages: &[Outgoing<'_>],
         by: Deadline,
-        results: &mut Vec<Result<StreamId>>,
+        results: &mut Vec<Result<R>>,
     ) {
         let first = results.len();
         if let Err(e) = self.try_publish_batch(messages, by, results) {
@@ -115,11 +136,11 @@ impl Link {
         }
     }
 
-    fn try_publish_batch(
+    fn try_publish_batch<R: From<Published>>(
         &mut self,
         messages: &[Outgoing<'_>],
         mut by: Deadline,
-        results: &mut Vec<Result<StreamId>>,
+        results: &mut Vec<Result<R>>,
     ) -> Result<()> {
         let (mut rest, mut turn) = (messages, None);
         while !rest.is_empty() {
@@ -133,13 +154,13 @@ impl Link {
     }
 
     /// Sends as many messages as make up a piece and takes their replies.
-    fn publish_piece(
+    fn publish_piece<R: From<Published>>(
         &mut self,
         encoder: &Encoder,
         rest: &mut &[Outgoing<'_>],
         mut keyless: impl FnMut() -> u32,
         by: Deadline,
-        results: &mut Vec<Result<StreamId>>,
+        results: &mut Vec<Result<R>>,
     ) -> Result<()> {
         self.out.clear();
         self.routes.clear();
@@ -150,11 +171,11 @@ impl Link {
             }
             *rest = after;
             let routed = encoder.route(m, &mut keyless);
-            let encoded = routed.and_then(|p| self.encode(encoder, m, p).map(|()| p));
+            let encoded = routed.and_then(|p| self.encode(encoder, m, p));
             // The place of a message that is on its way; its reply takes the place over.
-            results.push(encoded.map(|p| {
-                self.routes.push(p);
-                StreamId::MIN
+            results.push(encoded.map(|route| {
+                self.routes.push(route);
+                Published::new(StreamId::MIN).into()
             }));
         }
         if self.routes.is_empty() {
@@ -164,9 +185,9 @@ impl Link {
         let outcome = self.send(by).and_then(|()| {
             while let Some(place) = results.get_mut(answered) {
                 if place.is_ok() {
-                    *place = match self.receive_id(encoder, self.routes[next], by) {
-                        Err(e) if e.kind() != ErrorKind::Server => return Err(e),
-                        id => id.inspect_err(|e| over |= is_over(e)),
+                    *place = match self.receive(encoder, self.routes[next], by) {
+                        Err(e) if !is_about_one(&e) => return Err(e),
+                        done => done.map(R::from).inspect_err(|e| over |= is_over(e)),
                     };
                     next += 1;
                 }
@@ -189,10 +210,18 @@ impl Link {
     }
 
     /// Adds the command that appends a message to its partition.
-    fn encode(&mut self, encoder: &Encoder, m: &Outgoing<'_>, partition: u32) -> Result<()> {
-        let entry = self.plan.entry(m, &mut self.packing)?;
-        encoder.xadd(&mut self.out, &entry, partition);
-        Ok(())
+    fn encode(&mut self, encoder: &Encoder, m: &Outgoing<'_>, partition: u32) -> Result<Route> {
+        let (entry, dedupe) = self.plan.entry_once(m, &mut self.packing)?;
+        // The first of a piece makes the script known to the rest: order would be lost if one had to be
+        // sent again.
+        let once = dedupe.is_some();
+        let form = if once && self.routes.iter().any(|r| r.once) {
+            Form::Known
+        } else {
+            Form::Whole
+        };
+        append(&mut self.out, encoder, &entry, dedupe, partition, form);
+        Ok(Route { partition, once })
     }
 
     /// The commands to send next.
@@ -225,7 +254,7 @@ impl Link {
         let c = if let Some(c) = &mut self.connection {
             c
         } else {
-            let c = self.plan.dial(by, self.interrupt.as_ref())?;
+            let c = self.plan.dial_unless(self.interrupt.as_ref(), by)?;
             self.inbox.clear();
             self.connection.insert(c)
         };
@@ -242,6 +271,19 @@ impl Link {
                 Err(e)
             }
         }
+    }
+
+    /// Hands the connection over, ready, for an exchange that must not be left half done. Who takes it
+    /// [returns](Self::return_connection) it once nothing is outstanding on it, and drops it otherwise.
+    pub(super) fn take_connection(&mut self, by: Deadline) -> Result<Connection> {
+        self.make_ready(by)?;
+        let c = self.connection.take();
+        c.ok_or_else(|| Error::new(ErrorKind::Io, "publish", "not connected"))
+    }
+
+    pub(super) fn return_connection(&mut self, c: Connection) {
+        self.connection = Some(c);
+        self.used_ms = clock::coarse_ms();
     }
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
@@ -271,15 +313,48 @@ impl Link {
         partition: u32,
         by: Deadline,
     ) -> Result<StreamId> {
+        let once = false;
+        let published = self.receive(encoder, Route { partition, once }, by);
+        published.map(|p| p.id)
+    }
+
+    /// Takes the reply to one message.
+    fn receive(&mut self, encoder: &Encoder, route: Route, by: Deadline) -> Result<Published> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
+        let Route { partition, once } = route;
         let head = self
             .inbox
             .next(c, by)
             .map_err(|e| encoder.about(e.with_outcome(Outcome::Unknown), partition))?;
-        encoder.id(head, self.inbox.bytes_of(head), partition)
+        let text = self.inbox.bytes_of(head);
+        if once {
+            encoder.published(head, text, partition)
+        } else {
+            encoder.id(head, text, partition).map(Published::new)
+        }
     }
+}
+
+/// Adds the command that appends an entry, once if it has a dedupe id.
+fn append(
+    out: &mut Vec<u8>,
+    encoder: &Encoder,
+    entry: &Entry<'_>,
+    dedupe: Option<Dedupe<'_>>,
+    partition: u32,
+    form: Form,
+) {
+    match dedupe {
+        None => encoder.xadd(out, entry, partition),
+        Some(dedupe) => encoder.once(out, entry, dedupe, partition, form),
+    }
+}
+
+/// Whether an error is about one message, and the replies to the others are still to come.
+fn is_about_one(e: &Error) -> bool {
+    matches!(e.kind(), ErrorKind::Server | ErrorKind::Config)
 }
 
 /// Whether the connection is of no more use after this error.
@@ -288,7 +363,7 @@ pub(super) fn is_over(e: &Error) -> bool {
 }
 
 /// Gives every message that has no result yet, and so was never sent, the same error.
-fn fail_rest(results: &mut Vec<Result<StreamId>>, until: usize, e: &Error) {
+fn fail_rest<R>(results: &mut Vec<Result<R>>, until: usize, e: &Error) {
     while results.len() < until {
         results.push(Err(e.again().with_outcome(Outcome::NotApplied)));
     }

@@ -1,8 +1,12 @@
 //! A message on its way out.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::{Result, StreamId};
+
+use super::{Published, once::Dedupe};
 
 /// A message to be published. It borrows everything; making one allocates nothing (beyond four headers).
 ///
@@ -21,6 +25,7 @@ pub struct Outgoing<'a> {
     pub(crate) traceparent: Option<&'a [u8]>,
     pub(crate) headers: SmallVec<[(&'a [u8], &'a [u8]); 4]>,
     pub(crate) partition: Option<u32>,
+    pub(crate) dedupe: Option<Dedupe<'a>>,
 }
 
 impl<'a> Outgoing<'a> {
@@ -77,6 +82,31 @@ impl<'a> Outgoing<'a> {
         self
     }
 
+    /// The same message for as long as this one is borrowed: the compiler does not see that a shorter
+    /// time would do, because of the headers.
+    pub(super) fn reborrow(&self) -> Outgoing<'_> {
+        Outgoing {
+            key: self.key,
+            message_type: self.message_type,
+            body: self.body,
+            correlation_id: self.correlation_id,
+            traceparent: self.traceparent,
+            headers: self.headers.iter().copied().collect(),
+            partition: self.partition,
+            dedupe: self.dedupe,
+        }
+    }
+
+    /// Stores it once, however often it is published under this id within `ttl`; see
+    /// [`Draft::dedupe`], whose limits hold here too. For a batch: read its results as [`Published`] to
+    /// learn which messages were stored before.
+    #[must_use]
+    pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> Self {
+        let id = id.as_ref();
+        self.dedupe = Some(Dedupe { id, ttl });
+        self
+    }
+
     /// The payload.
     pub fn body(&self) -> &'a [u8] {
         self.body
@@ -93,7 +123,7 @@ pub struct Draft<'a, P> {
 
 /// What a draft can be published by.
 pub(super) trait Publish {
-    fn send(self, message: &Outgoing<'_>) -> Result<StreamId>;
+    fn send(self, message: &Outgoing<'_>) -> Result<Published>;
 }
 
 #[expect(private_bounds, reason = "made only by publishers of this crate")]
@@ -138,6 +168,65 @@ impl<'a, P: Publish> Draft<'a, P> {
     ///
     /// As for [`Publisher::publish`](crate::Publisher::publish).
     pub fn publish(self) -> Result<StreamId> {
-        self.publisher.send(&self.message)
+        Ok(self.publisher.send(&self.message)?.id)
+    }
+
+    /// Stores it once, however often it is published under this id within `ttl`: the way to publish
+    /// again after an [unknown outcome](crate::Outcome::Unknown), or from a handler that may be handed a
+    /// message twice.
+    ///
+    /// Message and marker are stored by one script, so there is no moment between them. The marker holds
+    /// the message's id and lives for `ttl` from then on: the first call appends, the others learn the id
+    /// it got. What that means:
+    ///
+    /// - the marker does not look at the message: one that was deleted or trimmed away since is still
+    ///   told as stored before. After `ttl` (on the server's clock) the next call appends again, so choose
+    ///   it longer than any resend may take.
+    /// - ids are compared byte by byte within the topic. With `CoLocatePartitions` false they are compared
+    ///   within the partition: send a message again with the same key. One without a key or partition goes
+    ///   where its dedupe id says; enlarging such a topic between the two calls may store it twice.
+    /// - they are no claims of [`Idempotency`](crate::Idempotency): the same id in both is two things.
+    /// - a server that loses what it acknowledged (a crash without fsync, a failover) loses both together
+    ///   or the marker first, and then the message may be stored again.
+    ///
+    /// The id is 1 to 1024 bytes, `ttl` at least 1 ms, and rounded up to milliseconds. The user needs the
+    /// rights to run scripts.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), streamlane::Error> {
+    /// # use std::time::Duration;
+    /// # let publisher = streamlane::Streams::connect("redis://127.0.0.1:6379")?.publisher("orders")?;
+    /// let day = Duration::from_secs(24 * 60 * 60);
+    /// let once = || {
+    ///     let m = publisher.message("OrderPlaced", br#"{"id":1}"#).key("order-1");
+    ///     m.dedupe("order-1/placed", day).publish()
+    /// };
+    /// let published = once().or_else(|_| once())?;
+    /// if published.repeated {
+    ///     println!("already published as {}", published.id);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> DraftOnce<'a, P> {
+        self.message = self.message.dedupe(id, ttl);
+        DraftOnce(self)
+    }
+}
+
+/// A message under construction that is stored once; see [`Draft::dedupe`].
+#[derive(Debug)]
+#[must_use = "nothing is sent before `publish` is called"]
+pub struct DraftOnce<'a, P>(Draft<'a, P>);
+
+#[expect(private_bounds, reason = "made only by publishers of this crate")]
+impl<P: Publish> DraftOnce<'_, P> {
+    /// Publishes it, or finds that it was published before, and waits for its id.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Publisher::publish`](crate::Publisher::publish), and for an id or time out of bounds. After
+    /// any error the same call may be made again: it stores the message once.
+    pub fn publish(self) -> Result<Published> {
+        self.0.publisher.send(&self.0.message)
     }
 }

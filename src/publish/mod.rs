@@ -1,22 +1,42 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
 mod buffered;
+mod command;
+mod condition;
 mod counts;
 mod dedicated;
 mod encoder;
 mod ensure;
+mod forwarder;
+mod idempotency;
+mod json;
+mod line;
 mod link;
 mod message;
+mod once;
+mod outbox;
 mod plan;
 mod publisher;
+mod script;
+mod state_store;
+mod transaction;
+mod verdict;
 
 pub(crate) use buffered::Handle;
 pub use buffered::{BufferedPublisher, Closed, Flushed, Receipt, Undelivered};
+pub use command::{Argument, Command, Reply};
+pub use condition::Condition;
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
-pub(crate) use ensure::{StreamKeys, ensure};
-pub use message::{Draft, Outgoing};
+pub(crate) use ensure::{Role, StreamKeys, ensure};
+pub use forwarder::{Forwarder, Forwarding, Source};
+pub use idempotency::{Claim, Idempotency};
+pub use json::{As, MessageType};
+pub use message::{Draft, DraftOnce, Outgoing};
+pub use once::Published;
+pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
-use {encoder::Encoder, plan::Packing};
+pub use state_store::{Append, StateEvent, StateStore};
+use {counts::Count, encoder::Encoder, plan::Packing};

@@ -10,10 +10,13 @@ use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Interrupt, Target},
-    wire::{self, Entry, Keys, RoundRobin},
+    wire::{self, Entry, Keys, RoundRobin, XXH3},
 };
 
-use super::{Encoder, Outgoing, PublishCounts, ensure};
+use super::{
+    Encoder, Outgoing, PublishCounts, Role, ensure,
+    once::{Dedupe, check_marker},
+};
 
 /// What a publisher is told once.
 #[derive(Clone, Debug)]
@@ -72,12 +75,33 @@ impl Packing {
 }
 
 impl PublishPlan {
-    /// The entry of a message. Everything that can be refused before a server is asked is refused here.
+    /// The entry of a message where there is no way to store it once.
     pub(super) fn entry<'a>(
         &self,
         m: &'a Outgoing<'_>,
         packing: &'a mut Packing,
     ) -> Result<Entry<'a>> {
+        if m.dedupe.is_none() {
+            return self.entry_of(m, packing);
+        }
+        let why = "a dedupe id has no place here: publish the message by itself or in a batch";
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
+    }
+
+    /// The entry of a message, and how it is to be stored once, if it is.
+    pub(super) fn entry_once<'a>(
+        &self,
+        m: &'a Outgoing<'_>,
+        packing: &'a mut Packing,
+    ) -> Result<(Entry<'a>, Option<Dedupe<'a>>)> {
+        if let Some(Dedupe { id, ttl }) = m.dedupe {
+            check_marker("publish", id, ttl).map_err(|e| self.about(e))?;
+        }
+        Ok((self.entry_of(m, packing)?, m.dedupe))
+    }
+
+    /// Everything that can be refused before a server is asked is refused here.
+    fn entry_of<'a>(&self, m: &'a Outgoing<'_>, packing: &'a mut Packing) -> Result<Entry<'a>> {
         packing.headers.clear();
         wire::pack(&mut packing.headers, m.headers.iter().copied()).map_err(|e| self.about(e))?;
         packing.trace = match m.traceparent {
@@ -98,10 +122,25 @@ impl PublishPlan {
             let why = format!("the message has {size} bytes; MaxMessageBytes is {limit}");
             return Err(self.about(Error::new(ErrorKind::TooLarge, "publish", why)));
         }
-        if let (Some(p), Some(partitions)) = (m.partition, self.settings.partitions) {
-            self.check_partition(p, partitions)?;
+        match (m.partition, self.settings.partitions) {
+            (Some(p), Some(partitions)) => self.check_partition(p, partitions)?,
+            (None, _) if !m.key.is_empty() => self.check_routing()?,
+            _ => {}
         }
         Ok(entry)
+    }
+
+    /// Whether a partition can be found for a key.
+    fn check_routing(&self) -> Result<()> {
+        let partitioner = &*self.settings.partitioner;
+        if partitioner == XXH3 {
+            return Ok(());
+        }
+        let why = format!(
+            "the topic's Partitioner is {partitioner:?}, which is not known here, so a message with a key \
+             needs an explicit partition"
+        );
+        Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
     }
 
     pub(super) fn check_partition(&self, p: u32, partitions: u32) -> Result<()> {
@@ -114,21 +153,20 @@ impl PublishPlan {
         Err(self.about(Error::new(ErrorKind::Argument, "publish", why)))
     }
 
-    /// Connects; while the server is down it is tried again until the time is up, for nothing has been
-    /// sent yet. The gate sees to it that this is no storm. `interrupt` can end it.
-    pub(super) fn dial(
+    /// As [`dial`], for this topic.
+    pub(super) fn dial(&self, by: Deadline) -> Result<Connection> {
+        self.dial_unless(None, by)
+    }
+
+    /// The same, until `interrupt` is cut.
+    pub(super) fn dial_unless(
         &self,
-        by: Deadline,
         interrupt: Option<&Arc<Interrupt>>,
+        by: Deadline,
     ) -> Result<Connection> {
-        loop {
-            let wait = by.left().min(self.connect_timeout);
-            let dialled = Connection::dial(&self.target, &self.client_name, interrupt, wait);
-            match dialled {
-                Err(e) if e.is_retryable() && !by.left().is_zero() => {}
-                done => return done.map_err(|e| self.about(e)),
-            }
-        }
+        let (target, name) = (&self.target, &self.client_name);
+        let c = dial(target, name, self.connect_timeout, interrupt, by);
+        c.map_err(|e| self.about(e))
     }
 
     /// Sees to it that the topic exists.
@@ -137,7 +175,8 @@ impl PublishPlan {
         c: &mut Connection,
         by: Deadline,
     ) -> Result<Arc<Encoder>> {
-        let streams = ensure(c, &self.keys, &self.topic, &self.settings, by);
+        let (name, settings) = (&self.topic, &self.settings);
+        let streams = ensure(c, &self.keys, name, settings, Role::Publisher, by);
         let streams = streams.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         Ok(Arc::new(Encoder::new(self, streams)))
     }
@@ -147,5 +186,23 @@ impl PublishPlan {
         e.during("publish")
             .at(self.target.endpoint())
             .on_key(&self.topic)
+    }
+}
+
+/// Connects; while the server is down it is tried again until the time is up, for nothing has been sent
+/// yet. The gate sees to it that this is no storm. `interrupt` can end it.
+pub(super) fn dial(
+    target: &Target,
+    client_name: &str,
+    connect_timeout: Duration,
+    interrupt: Option<&Arc<Interrupt>>,
+    by: Deadline,
+) -> Result<Connection> {
+    loop {
+        let wait = by.left().min(connect_timeout);
+        match Connection::dial(target, client_name, interrupt, wait) {
+            Err(e) if e.is_retryable() && !by.left().is_zero() => {}
+            done => return done,
+        }
     }
 }

@@ -1,36 +1,74 @@
 //! The publisher that threads share.
 
-use std::{fmt, sync::Arc};
+use std::{cell::Cell, fmt, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{Error, ErrorKind, Result, StreamId, net::Deadline, publish::message::Publish};
+use crate::{
+    Error, ErrorKind, Outcome, Result, StreamId,
+    net::{Connection, Deadline, Duplex, resp::Head},
+    publish::message::Publish,
+};
 
-use super::{DedicatedPublisher, Draft, Outgoing, PublishPlan, link::Link};
+use super::{
+    DedicatedPublisher, Draft, Encoder, Outgoing, Packing, PublishPlan, Published,
+    line::{Far, Line, Seat},
+    link::{Link, is_over},
+};
 
-/// Publishes to one topic, from any number of threads over one connection.
+/// Publishes to one topic, from any number of threads.
 ///
 /// Cheap to clone. Calls block until the server has answered, within the deadline of
 /// `PublishTimeoutMs` (5 s by default), waiting for one another included.
+///
+/// Messages of all threads share one connection, in both directions at once: while one thread waits for
+/// its answer others write, and whoever waits first takes the answers in for all. A thread that publishes
+/// alone goes straight to the socket. Batches, messages above 64 KiB and those with a dedupe id take turns
+/// on a second connection, made when it is first needed.
 #[derive(Clone)]
 pub struct Publisher {
-    plan: Arc<PublishPlan>,
-    link: Arc<Mutex<Link>>,
+    shared: Arc<Shared>,
 }
+
+struct Shared {
+    plan: Arc<PublishPlan>,
+    /// The line in use, and what is known of the topic even while there is none.
+    line: Mutex<Current>,
+    /// Held by the one thread that dials; a connection over which the topic could not be made yet.
+    dialling: Mutex<Option<Connection>>,
+    /// What is not for the line.
+    link: Mutex<Link>,
+}
+
+#[derive(Default)]
+struct Current {
+    line: Option<Arc<Line<Server>>>,
+    encoder: Option<Arc<Encoder>>,
+}
+
+/// Longer commands would hold up what is queued behind them.
+const LINE_BYTES: usize = 64 * 1024;
 
 impl Publisher {
     pub(crate) fn new(plan: PublishPlan) -> Self {
         let plan = Arc::new(plan);
-        let link = Link::new(Arc::clone(&plan));
         Self {
-            plan,
-            link: Arc::new(Mutex::new(link)),
+            shared: Arc::new(Shared {
+                link: Mutex::new(Link::new(Arc::clone(&plan))),
+                plan,
+                line: Mutex::default(),
+                dialling: Mutex::default(),
+            }),
         }
+    }
+
+    pub(super) fn plan(&self) -> &PublishPlan {
+        &self.shared.plan
     }
 
     /// The topic it publishes to.
     pub fn topic(&self) -> &str {
-        &self.plan.topic
+        &self.shared.plan.topic
     }
 
     /// Appends one message to its topic and returns the id the server gave it. Messages with equal keys
@@ -54,7 +92,7 @@ impl Publisher {
         body: impl AsRef<[u8]>,
     ) -> Result<StreamId> {
         let m = Outgoing::new(message_type.as_ref(), body.as_ref()).key(key.as_ref());
-        self.send(&m)
+        Ok(self.send(&m)?.id)
     }
 
     /// Begins a message with options:
@@ -86,50 +124,201 @@ impl Publisher {
     /// stored all or nothing: each has its own result, and one that is too large fails alone. Those
     /// without a key go to one partition together. Memory stays bounded however many there are.
     ///
-    /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own.
+    /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own. Batches of
+    /// several threads take turns.
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
-        let by = Deadline::after(self.plan.timeout);
-        match self.lock(by) {
-            Ok(mut link) => link.publish_batch(messages, by, &mut results),
+        self.publish_batch_into(messages, &mut results);
+        results
+    }
+
+    /// As [`publish_batch`](Self::publish_batch), with results appended to a vector of yours: of ids, or
+    /// of [`Published`] to learn as well which messages had been stored before under their dedupe ids.
+    pub fn publish_batch_into<R: From<Published>>(
+        &self,
+        messages: &[Outgoing<'_>],
+        results: &mut Vec<Result<R>>,
+    ) {
+        let by = Deadline::after(self.shared.plan.timeout);
+        match self.shared.link(by) {
+            Ok(mut link) => link.publish_batch(messages, by, results),
             Err(e) => results.extend(messages.iter().map(|_| Err(e.again()))),
         }
-        results
     }
 
     /// A publisher on a socket of its own, for the hottest thread.
     pub fn dedicated(&self) -> DedicatedPublisher {
-        DedicatedPublisher::new(Arc::clone(&self.plan))
-    }
-
-    fn lock(&self, by: Deadline) -> Result<MutexGuard<'_, Link>> {
-        if let Some(link) = self.link.try_lock() {
-            return Ok(link);
-        }
-        self.link.try_lock_for(by.left()).ok_or_else(|| {
-            let what = format!(
-                "waited {} ms for other callers of this publisher",
-                by.allowed().as_millis()
-            );
-            Error::new(ErrorKind::Timeout, "publish", what)
-                .on_key(&self.plan.topic)
-                .at(self.plan.target.endpoint())
-        })
+        DedicatedPublisher::new(Arc::clone(&self.shared.plan))
     }
 }
 
 impl Publish for &Publisher {
-    fn send(self, message: &Outgoing<'_>) -> Result<StreamId> {
-        let by = Deadline::after(self.plan.timeout);
-        self.lock(by)?.publish(message, by)
+    fn send(self, message: &Outgoing<'_>) -> Result<Published> {
+        let shared = &*self.shared;
+        let by = Deadline::after(shared.plan.timeout);
+        if message.body.len() > LINE_BYTES || message.dedupe.is_some() {
+            return shared.link(by)?.publish(message, by);
+        }
+        let mut desk = DESK.take().unwrap_or_default();
+        let id = shared.publish(message, &mut desk, by);
+        DESK.set(Some(desk));
+        id.map(Published::new)
+            .inspect_err(|e| shared.plan.counts.failed(e))
+    }
+}
+
+impl Shared {
+    fn publish(&self, m: &Outgoing<'_>, desk: &mut Desk, by: Deadline) -> Result<StreamId> {
+        let Desk {
+            seat,
+            packing,
+            command,
+        } = desk;
+        let entry = self.plan.entry(m, packing)?;
+        let mut again = true;
+        loop {
+            let line = self.line(by)?;
+            let encoder = &*line.far().encoder;
+            let p = encoder.route(m, || encoder.turn())?;
+            command.clear();
+            encoder.xadd(command, &entry, p);
+            let id = line.call(seat, command, p, by);
+            if !matches!(id, Some(Ok(_))) && line.is_over() {
+                self.part_with(&line);
+            }
+            match id {
+                // Nothing went out over a line that was cut since the last call: it is sent over the
+                // next one.
+                None => {}
+                Some(Err(e)) if again && never_left(&e) && !by.left().is_zero() => again = false,
+                Some(id) => return id,
+            }
+        }
+    }
+
+    /// A line that has come to its end makes room for the next.
+    #[cold]
+    fn part_with(&self, line: &Arc<Line<Server>>) {
+        self.line.lock().line.take_if(|l| Arc::ptr_eq(l, line));
+    }
+
+    /// The line to publish over.
+    fn line(&self, by: Deadline) -> Result<Arc<Line<Server>>> {
+        let in_use = || self.line.lock().line.clone();
+        if let Some(line) = in_use() {
+            return Ok(line);
+        }
+        let turn = self.dialling.try_lock_for(by.left());
+        let mut spare = turn.ok_or_else(|| self.late(by))?;
+        if let Some(line) = in_use() {
+            return Ok(line);
+        }
+        let kept = spare
+            .take()
+            .and_then(|mut c| c.check_idle().is_ok().then_some(c));
+        let mut connection = kept.map_or_else(|| self.plan.dial(by), Ok)?;
+        let known = self.line.lock().encoder.clone();
+        let encoder = match known {
+            Some(encoder) => encoder,
+            None => match self.plan.ensure(&mut connection, by) {
+                Ok(encoder) => encoder,
+                // It is not remembered: the next call tries again.
+                Err(e) => {
+                    *spare = Some(connection).filter(|_| !is_over(&e));
+                    return Err(e);
+                }
+            },
+        };
+        let line = Arc::new(Line::new(Server {
+            connection: Duplex::of(connection),
+            encoder: Arc::clone(&encoder),
+        }));
+        *self.line.lock() = Current {
+            line: Some(Arc::clone(&line)),
+            encoder: Some(encoder),
+        };
+        Ok(line)
+    }
+
+    fn link(&self, by: Deadline) -> Result<MutexGuard<'_, Link>> {
+        self.link
+            .try_lock_for(by.left())
+            .ok_or_else(|| self.late(by))
+    }
+
+    #[cold]
+    fn late(&self, by: Deadline) -> Error {
+        let ms = by.allowed().as_millis();
+        let what = format!("waited {ms} ms for other callers of this publisher");
+        self.plan
+            .about(Error::new(ErrorKind::Timeout, "publish", what))
+    }
+}
+
+/// Whether a message can be sent over another connection without a risk.
+fn never_left(e: &Error) -> bool {
+    e.outcome() == Outcome::NotApplied && e.kind() != ErrorKind::Server
+}
+
+thread_local! {
+    /// Taken for the length of a call, so that one within another has its own.
+    static DESK: Cell<Option<Box<Desk>>> = const { Cell::new(None) };
+}
+
+/// What a thread needs to publish: its place in line, and where it writes its commands.
+#[derive(Default)]
+struct Desk {
+    seat: Arc<Seat<StreamId>>,
+    packing: Packing,
+    command: Vec<u8>,
+}
+
+/// A connection to a topic that exists.
+struct Server {
+    connection: Duplex,
+    encoder: Arc<Encoder>,
+}
+
+impl Far for Server {
+    type Answer = StreamId;
+
+    fn send(&self, bytes: &[u8], timeout: Duration) -> Result<(), (usize, Error)> {
+        self.connection.send(bytes, timeout)
+    }
+
+    fn receive(&self, buf: &mut [u8], timeout: Duration) -> Result<Option<usize>> {
+        self.connection.recv(buf, timeout)
+    }
+
+    fn check_idle(&self) -> Result<()> {
+        self.connection.check_idle()
+    }
+
+    fn give_up(&self, timeout: Duration) -> Error {
+        self.connection.give_up(timeout)
+    }
+
+    fn shut(&self) {
+        self.connection.shutdown();
+    }
+
+    fn answer(&self, reply: Head, text: &[u8], partition: u32) -> (Result<StreamId>, bool) {
+        let id = self.encoder.id(reply, text, partition);
+        let is_last = id.as_ref().is_err_and(is_over);
+        (id, is_last)
+    }
+
+    fn about(&self, e: Error, partition: u32) -> Error {
+        self.encoder.about(e, partition)
     }
 }
 
 impl fmt::Debug for Publisher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = &*self.shared.plan;
         f.debug_struct("Publisher")
-            .field("topic", &self.plan.topic)
-            .field("endpoint", &self.plan.target.endpoint())
+            .field("topic", &plan.topic)
+            .field("endpoint", &plan.target.endpoint())
             .finish_non_exhaustive()
     }
 }

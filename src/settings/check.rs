@@ -88,6 +88,13 @@ fn check_topic(
         problems.refuse(at, "has a blank name; name the topic");
         return;
     }
+    if topic.partitioner.trim().is_empty() {
+        problems.contradict(
+            &at,
+            &["Partitioner"],
+            "is blank; remove it to have xxh3, or name what finds the partition of a key",
+        );
+    }
     if topic.trim != Trim::None {
         return;
     }

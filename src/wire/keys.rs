@@ -67,10 +67,37 @@ impl Keys {
         format!("{}o:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
+    /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
+    pub(crate) fn once(&self, tag: &str) -> String {
+        format!("{}once:{{{tag}}}:", self.prefix)
+    }
+
+    /// What the idempotency markers of a scope begin with; the id follows. Shared with peers.
+    pub(crate) fn dedupe(&self, scope: &str) -> String {
+        format!("{}dedupe:{{{scope}}}:", self.prefix)
+    }
+
+    /// A piece of state that lives beside a topic, in its slot.
+    pub(crate) fn state(&self, topic: &str, name: &str) -> String {
+        format!("{}{{{topic}}}:state:{name}", self.prefix)
+    }
+
     /// The hash of a topic's metadata.
     pub(crate) fn topic_meta(&self, topic: &str) -> String {
         format!("{}m:{{{topic}}}", self.prefix)
     }
+}
+
+/// What a cluster places a key by: the text between the first `{` and the next `}`, unless that is
+/// empty or missing; then the whole key.
+pub(crate) fn hash_tag(key: &[u8]) -> &[u8] {
+    let tag = || {
+        let start = key.iter().position(|b| *b == b'{')? + 1;
+        let len = key[start..].iter().position(|b| *b == b'}')?;
+        Some(&key[start..start + len])
+    };
+    tag().filter(|tag| !tag.is_empty()).unwrap_or(key)
 }
 
 /// Refuses, with a configuration error, what cannot be a topic: an empty name, braces, control
@@ -90,6 +117,11 @@ pub(crate) fn check_consumer(consumer: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+/// Refuses what [`check_topic`] does.
+pub(crate) fn check_scope(scope: &str) -> Result<(), Error> {
+    check_name("idempotency scope", scope)
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
@@ -133,12 +165,35 @@ mod tests {
             "re:p:{orders}:billing:meta"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
+        assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");
+        assert_eq!(keys.once("orders"), "re:once:{orders}:");
+        let spread = keys.stream("orders", 3, false);
+        assert_eq!(keys.once(&spread), "re:once:{re:s:orders:3}:");
+        assert_eq!(keys.state("bets", "123"), "re:{bets}:state:123");
 
         let old = Keys::with_prefix("production:re:").unwrap();
         assert_eq!(old.stream("orders", 0, true), "production:re:s:{orders}:0");
         assert_eq!(old.prefix(), "production:re:");
         let long = "t".repeat(400);
         assert_eq!(old.topic_meta(&long), format!("production:re:m:{{{long}}}"));
+    }
+
+    #[test]
+    fn keys_are_placed_by_their_tag_as_a_cluster_does() {
+        for (key, tag) in [
+            ("re:s:{orders}:0", "orders"),
+            ("re:{orders}:state:{x}", "orders"),
+            ("{a}{b}", "a"),
+            ("re:s:orders:0", "re:s:orders:0"),
+            ("{}x", "{}x"),
+            ("x{}{y}", "x{}{y}"),
+            ("}{y}", "y"),
+            ("{open", "{open"),
+            ("{{a}}", "{a"),
+            ("", ""),
+        ] {
+            assert_eq!(hash_tag(key.as_bytes()), tag.as_bytes(), "{key}");
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+/// The name of [`partition_of`] among partitioners.
+pub(crate) const XXH3: &str = "xxh3";
+
 /// The partition of a key. Whether an empty key means "no key" is the caller's to decide.
 pub(crate) fn partition_of(key: &[u8], partitions: u32) -> u32 {
     if partitions <= 1 {

@@ -22,12 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use streamlane::{
-    Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, ProducerSettings, Schema, Settings, Streams, TopicSettings,
+    As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
+    Message, MessageType, Outgoing, Persist, ProducerSettings, Result, Schema, Scratch, Settings,
+    StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
-    typed,
+    typed, typed_batch,
 };
 
 use counting::Count;
@@ -54,14 +55,21 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 10] = [
+const PATHS: [Path; 17] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
+    ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
     ("buffered publish", buffered_publish),
+    ("shared JSON publish", shared_json_publish),
+    ("dedicated JSON batches", dedicated_json_batches),
+    ("JSON publish with options", json_with_options),
     ("batch read", batch_read),
     ("message handler", message_handler),
     ("JSON handler", json_handler),
+    ("JSON batch handler", json_batch_handler),
+    ("codec handler", codec_handler),
+    ("codec batch handler", codec_batch_handler),
     ("filtered read", filtered_read),
     ("positions stored with each batch", sync_positions),
     ("position flush, publishing to handling", position_flush),
@@ -158,6 +166,24 @@ fn order() -> Outgoing<'static> {
         .header("tenant", "north")
 }
 
+/// A value to publish.
+#[derive(Clone, Copy, Serialize)]
+struct Placed {
+    id: u64,
+    customer: &'static str,
+    paid: f64,
+}
+
+impl MessageType for Placed {
+    const MESSAGE_TYPE: &'static str = "OrderPlaced";
+}
+
+const PLACED: Placed = Placed {
+    id: 4711,
+    customer: "a customer's name",
+    paid: 12.5,
+};
+
 // -- publishing
 
 /// Runs `calls` on threads of their own, each in turn for the warm-up and for its share of the messages.
@@ -208,15 +234,30 @@ fn publish_one(publisher: &mut DedicatedPublisher, n: usize) {
     }
 }
 
+fn with_room(results: usize) -> Vec<Result<StreamId>> {
+    Vec::with_capacity(results)
+}
+
 fn dedicated_publish(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
     let call = move |n| publish_one(&mut publisher, n);
     on_publisher_threads(vec![Box::new(call)], 1)
 }
 
+fn publish_once(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let call = move |n: usize| {
+        let id = n.to_be_bytes();
+        let draft = publisher.message("OrderPlaced", BODY).key(&id);
+        let published = draft.dedupe(&id, Duration::from_mins(1)).publish();
+        assert_ne!(published.unwrap().id, StreamId::MIN);
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
+}
+
 fn dedicated_batches(scene: &Scene) -> Vec<Count> {
     let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
-    let (batch, mut results) = (vec![order(); BATCH], Vec::with_capacity(BATCH));
+    let (batch, mut results) = (vec![order(); BATCH], with_room(BATCH));
     let call = move |_| {
         results.clear();
         publisher.publish_batch_into(&batch, &mut results);
@@ -266,6 +307,44 @@ fn buffered_publish(scene: &Scene) -> Vec<Count> {
     assert_eq!(counts.len(), 2, "{counts:?}");
     assert!(publisher.flush(Duration::from_secs(20)).is_clean());
     counts
+}
+
+fn shared_json_publish(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let call = || -> Box<dyn FnMut(usize) + Send> {
+        let publisher = publisher.clone();
+        Box::new(move |n| {
+            let id = if n.is_multiple_of(2) {
+                publisher.publish_json([b'k', n as u8], &PLACED)
+            } else {
+                publisher.publish_json("k", &As("OrderNoted", &PLACED))
+            };
+            id.unwrap();
+        })
+    };
+    on_publisher_threads(vec![call(), call()], 1)
+}
+
+fn dedicated_json_batches(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let (batch, mut results) = ([("k", PLACED); BATCH], Vec::with_capacity(BATCH));
+    let call = move |_| {
+        results.clear();
+        publisher.publish_json_batch_into(&batch, &mut results);
+        assert!(results.iter().all(Result::is_ok));
+    };
+    on_publisher_threads(vec![Box::new(call)], BATCH)
+}
+
+fn json_with_options(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let mut scratch = Scratch::default();
+    let call = move |_| {
+        let body = scratch.encode_json(&PLACED).unwrap();
+        let message = publisher.message(Placed::MESSAGE_TYPE, body).key("k");
+        message.header("source", "web").publish().unwrap();
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
 }
 
 // -- reading
@@ -360,6 +439,60 @@ fn json_handler(scene: &Scene) -> Vec<Count> {
     })
 }
 
+/// How a handler of batches of decoded orders keeps pace.
+fn orders(mut pacer: Pacer) -> impl for<'a> TypedBatchHandler<Value<'a> = Order<'a>> {
+    typed_batch::<Order>(move |orders, batch| {
+        assert_eq!(orders.len(), batch.len());
+        for order in orders {
+            assert!(order.id == 4711 && order.customer == "a customer's name");
+        }
+        pacer.saw(orders.len());
+        Ok(())
+    })
+}
+
+fn json_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("json-batches").persist_interval(OFTEN);
+        builder.json_batches(move |_| orders(pacer()))
+    })
+}
+
+/// A user's format, for one type, which unpacks into the room before it reads.
+#[derive(Clone)]
+struct Unpacked;
+
+impl<'a> Codec<'a, Order<'a>> for Unpacked {
+    fn decode(&mut self, body: &'a [u8], room: &'a mut Vec<u8>) -> HandlerResult<Order<'a>> {
+        room.extend_from_slice(body);
+        let mut words = std::str::from_utf8(room)?.split('"');
+        let id = words.nth(2).ok_or("no id")?.trim_matches([':', ',']);
+        let (id, customer) = (id.parse()?, words.nth(2).ok_or("no customer")?);
+        Ok(Order { id, customer })
+    }
+}
+
+fn codec_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec").persist_interval(OFTEN);
+        builder.codec(Unpacked, move |_| {
+            let mut pacer = pacer();
+            typed::<Order>(move |order, _| {
+                assert!(order.id == 4711 && order.customer == "a customer's name");
+                pacer.saw(1);
+                Ok(())
+            })
+        })
+    })
+}
+
+fn codec_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec-batches").persist_interval(OFTEN);
+        builder.codec_batches(Unpacked, move |_| orders(pacer()))
+    })
+}
+
 fn filtered_read(scene: &Scene) -> Vec<Count> {
     on_lanes(true, |pacer| {
         let builder = scene.reader("filtered").persist_interval(OFTEN);
@@ -387,7 +520,7 @@ fn position_flush(scene: &Scene) -> Vec<Count> {
     let theirs = Arc::clone(&window);
     let publish = move || {
         let messages = [0, 1].map(|p| order().partition(p));
-        let mut results = Vec::with_capacity(messages.len());
+        let mut results = with_room(messages.len());
         let mut to_each = |n: usize| {
             for _ in 0..n {
                 results.clear();

@@ -17,6 +17,7 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, unreachable_pub)]
 
 mod dice;
+mod forwards;
 mod kills;
 mod load;
 mod outages;
@@ -60,9 +61,15 @@ fn number_from_env(name: &str) -> Option<u64> {
 
 /// A topic that is never trimmed, so that whatever is missing was lost.
 fn open(url: &str) -> Streams {
-    let topic = TopicSettings::default()
-        .partitions(PARTITIONS)
-        .max_len(100_000_000);
+    Streams::open(settings(url)).unwrap()
+}
+
+fn settings(url: &str) -> Settings {
     let settings = Settings::default().connection_string(url);
-    Streams::open(settings.with_topic(TOPIC, topic)).unwrap()
+    settings.with_topic(TOPIC, untrimmed())
+}
+
+fn untrimmed() -> TopicSettings {
+    let topic = TopicSettings::default().partitions(PARTITIONS);
+    topic.max_len(100_000_000)
 }

@@ -18,6 +18,7 @@ use streamlane::{
 
 use crate::{
     lifecycle::{at_once, ended},
+    publishing::one_partition,
     support::*,
 };
 
@@ -38,9 +39,7 @@ fn two_messages(
             Reply::Array(vec![Reply::bulk(id), Reply::Array(fields)])
         };
         Answer::Reply(match &args[0][..] {
-            b"HMGET" if args[1] == meta.as_bytes() => {
-                Reply::Array(vec![Reply::bulk("1"), Reply::bulk("1")])
-            }
+            b"HMGET" if args[1] == meta.as_bytes() => one_partition(),
             b"HMGET" => Reply::Array(vec![Reply::Nil; args.len() - 2]),
             b"EXISTS" | b"HSET" => Reply::Int(1),
             b"XREAD" if args.last().unwrap() == b"0-0" => {

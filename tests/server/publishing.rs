@@ -43,11 +43,16 @@ pub fn failed(result: Result<StreamId>, kind: ErrorKind, outcome: Outcome) -> Er
     e
 }
 
+/// The record of a topic of one partition, as asked for.
+pub fn one_partition() -> Reply {
+    let one = || Reply::bulk("1");
+    Reply::Array(vec![one(), one(), Reply::Nil])
+}
+
 /// A topic that exists already, and answers every XADD as told.
 pub fn answering(mut answer: impl FnMut(&[Vec<u8>]) -> Answer + Send + 'static) -> Stub {
-    let one = |text: &str| Reply::bulk(text);
     Stub::start(move |args, _| match &args[0][..] {
-        b"HMGET" => Answer::Reply(Reply::Array(vec![one("1"), one("1")])),
+        b"HMGET" => Answer::Reply(one_partition()),
         b"EXISTS" => Answer::Reply(Reply::Int(1)),
         b"XADD" => answer(args),
         _ => Answer::Usual,
@@ -222,7 +227,8 @@ fn a_topic_is_made_and_written_to_as_every_peer_does_it() {
     let group = makes.and_then(|c| c.split(' ').nth(3)).unwrap();
     assert!(group.starts_with("__streamlane-ensure-"), "{group}");
     let mut want: Vec<String> = [
-        "HMGET re:m:{t1} partitions v",
+        "HMGET re:m:{t1} partitions v partitioner",
+        "HSETNX re:m:{t1} partitioner xxh3",
         "HSETNX re:m:{t1} partitions 4",
         "HSETNX re:m:{t1} v 1",
     ]
@@ -230,7 +236,7 @@ fn a_topic_is_made_and_written_to_as_every_peer_does_it() {
     .to_vec();
     want.push(format!("HSETNX re:m:{{t1}} createdUtc {created}"));
     want.push("HSETNX re:m:{t1} maxLen 10000".into());
-    want.push("HMGET re:m:{t1} partitions v".into());
+    want.push("HMGET re:m:{t1} partitions v partitioner".into());
     want.extend((0..4).map(|p| format!("EXISTS re:s:{{t1}}:{p}")));
     want.extend((0..4).flat_map(|p| {
         [
@@ -250,7 +256,7 @@ fn a_topic_is_made_and_written_to_as_every_peer_does_it() {
         "{created}"
     );
     let record = server.command(&["HGETALL", "re:m:{t1}"]).unwrap();
-    assert_eq!(record.items().len(), 8);
+    assert_eq!(record.items().len(), 10);
     let groups = server.command(&["XINFO", "GROUPS", "re:s:{t1}:0"]).unwrap();
     assert_eq!(
         groups.items().len(),
@@ -345,7 +351,8 @@ fn each_message_of_a_batch_has_its_own_result() {
         assert_eq!(e.endpoint(), Some(&*stub.addr().to_string()));
     }
     assert_eq!(stub.count("XADD"), 5);
-    publisher.publish("k", "T", "after").unwrap();
+    let after = publisher.publish_batch(&[Outgoing::new("T", "after")]);
+    assert!(after.iter().all(Result::is_ok));
     assert_eq!(
         writers(&stub).len(),
         1,

@@ -12,7 +12,7 @@ use streamlane::{
     *,
 };
 
-use crate::support::*;
+use crate::{publishing::one_partition, support::*};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -170,9 +170,7 @@ fn an_answer_well_after_its_block_is_waited_for() {
 fn scripted(read: impl Fn(usize) -> Answer + Send + 'static) -> Stub {
     let mut reads = 0;
     Stub::start(move |args, _| match &args[0][..] {
-        b"HMGET" if args[1].starts_with(b"re:m:") => {
-            Answer::Reply(Reply::Array(vec![Reply::bulk("1"), Reply::bulk("1")]))
-        }
+        b"HMGET" if args[1].starts_with(b"re:m:") => Answer::Reply(one_partition()),
         b"HMGET" => Answer::Reply(Reply::Array(vec![Reply::Nil])),
         b"EXISTS" | b"HSET" => Answer::Reply(Reply::Int(1)),
         b"XREAD" => {

@@ -1,0 +1,116 @@
+//! One caller, and every way it can publish: message by message, each after the answer to the one before,
+//! and many at a time.
+
+use std::time::Duration;
+
+use streamlane::{Command, Condition, Outgoing, StreamId};
+
+use crate::{
+    Bench, KEY, Outcome, TYPE, drain,
+    figures::{Way, compare},
+    floor::xadd,
+    load::{self, alone},
+};
+
+pub(crate) const TOPIC: &str = "paths";
+
+/// How long a spinning publisher polls. An answer takes less where the server has a core of its own.
+const SPIN: Duration = Duration::from_micros(100);
+
+pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
+    let counts = || bench.options.counts.iter().map(|n| *n as usize);
+    for &size in &bench.options.bodies {
+        let (title, body) = (format!("one publisher: {size} B"), &*drain::body(size));
+        let publisher = &bench.streams.publisher(TOPIC)?;
+        let outbox = &bench.streams.outbox(TOPIC)?;
+
+        let mut ways = vec![bare(bench, "bare socket".into(), body, 1)?];
+        for n in counts() {
+            ways.push(bare(bench, format!("bare pipeline of {n}"), body, n)?);
+        }
+
+        let mut dedicated = publisher.dedicated();
+        ways.push(single(bench, "dedicated", move || {
+            dedicated.publish(KEY, TYPE, body)
+        }));
+        let mut spinning = publisher.dedicated();
+        spinning.set_spin(SPIN);
+        ways.push(single(bench, "dedicated, spinning", move || {
+            spinning.publish(KEY, TYPE, body)
+        }));
+        ways.push(single(bench, "shared", || {
+            publisher.publish(KEY, TYPE, body)
+        }));
+
+        let (state, none) = (outbox.state_key("count")?, outbox.state_key("none")?);
+        let counted = move || {
+            let message = Outgoing::new(TYPE, body).key(KEY);
+            let count = Command::new("INCR").key(&state);
+            outbox.transaction().command(count).publish(message)
+        };
+        let conditional = {
+            let counted = counted.clone();
+            move || counted().when(Condition::key_not_exists(&none))
+        };
+        ways.push(many(bench, "outbox".into(), 1, move || {
+            counted().commit().map(drop)
+        }));
+        ways.push(many(bench, "outbox, one condition".into(), 1, move || {
+            conditional().commit().map(drop)
+        }));
+
+        for n in counts() {
+            let messages = vec![Outgoing::new(TYPE, body).key(KEY); n];
+            let mut dedicated = publisher.dedicated();
+            let mut ids = Vec::<streamlane::Result<StreamId>>::with_capacity(n);
+            ways.push(many(bench, format!("dedicated, batches of {n}"), n, {
+                let messages = messages.clone();
+                move || {
+                    dedicated.publish_batch_into(&messages, &mut ids);
+                    ids.drain(..).try_for_each(|id| id.map(drop))
+                }
+            }));
+            ways.push(many(
+                bench,
+                format!("shared, batches of {n}"),
+                n,
+                move || {
+                    let ids = publisher.publish_batch(&messages);
+                    ids.into_iter().try_for_each(|id| id.map(drop))
+                },
+            ));
+        }
+        compare(&bench.options, &title, &load::COLUMNS, ways)?;
+    }
+    Ok(())
+}
+
+/// A floor: so many messages in one write.
+fn bare<'a>(bench: &'a Bench, label: String, body: &[u8], n: usize) -> Outcome<Way<'a>> {
+    let (mut wire, bytes) = (bench.wire()?, xadd(TOPIC, body).repeat(n));
+    Ok(Way::floor(label, move || {
+        alone(bench, n, || {
+            wire.send(&bytes)?;
+            Ok(wire.ids(n)?)
+        })
+    }))
+}
+
+/// A way that publishes one message a call.
+fn single<'a>(
+    bench: &'a Bench,
+    label: &str,
+    mut publish: impl FnMut() -> streamlane::Result<StreamId> + Send + 'a,
+) -> Way<'a> {
+    many(bench, label.into(), 1, move || publish().map(drop))
+}
+
+/// A way that publishes `n` messages a call.
+fn many<'a>(
+    bench: &'a Bench,
+    label: String,
+    n: usize,
+    mut publish: impl FnMut() -> streamlane::Result<()> + Send + 'a,
+) -> Way<'a> {
+    Way::new(label, move || alone(bench, n, || Ok(publish()?)))
+}

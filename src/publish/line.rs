@@ -1,0 +1,615 @@
+//! One connection shared by many callers in both directions at once, and no thread of its own.
+//!
+//! A caller puts its command on the line and gets a place in it, a *ticket*. Two roles go round among
+//! the callers that wait. The *writer* sends what is there: its own command straight away, then what
+//! others have queued meanwhile, all of it in one write. The *reader* receives, and hands each answer to
+//! the first ticket in line. A caller alone takes both roles, one after the other, and meets nobody.
+//!
+//! What keeps this from going wrong:
+//!
+//! - Everything but the bytes themselves is decided under one lock, which is never held during a
+//!   system call. Taking a reply, and telling the ticket's caller, are one step.
+//! - A role is only ever given to a caller that is *parked*: one that does nothing else until it is told
+//!   something. So the writer, whose answer may arrive while it still writes, is not made to read for
+//!   others before it is through, and the reader is not made to write while it sleeps in a read.
+//! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
+//!   it before it has taken the role up; the reader's goes with all that could bring an answer.
+//! - Nothing is queued while nobody writes, and nobody waits for an answer to what was sent while nobody
+//!   reads. Who has sent nothing yet does not read while somebody writes, so that it can take over as the
+//!   writer. Where the line is dead, whoever is still parked hears from the writer how far it got.
+//! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
+
+use std::{collections::VecDeque, fmt, mem, sync::Arc, time::Duration};
+
+use crate::{
+    Result, clock,
+    error::{Error, ErrorKind, Outcome},
+    net::{Deadline, Inbox, resp::Head},
+    sync::{self, AtomicU32, Condvar, Mutex, MutexGuard, Ordering},
+};
+
+/// What a line leads to.
+pub(super) trait Far {
+    /// What a caller is told.
+    type Answer;
+
+    /// Writes all of `bytes` within `timeout`, or says how many were taken before it failed.
+    fn send(&self, bytes: &[u8], timeout: Duration) -> Result<(), (usize, Error)>;
+
+    /// Reads what has arrived; `None` when nothing does within `timeout`.
+    fn receive(&self, buf: &mut [u8], timeout: Duration) -> Result<Option<usize>>;
+
+    /// Whether, after a pause, it is still there and has said nothing.
+    fn check_idle(&self) -> Result<()>;
+
+    /// Ends it for having said nothing in `timeout`: whoever sends or receives returns at once.
+    fn give_up(&self, timeout: Duration) -> Error;
+
+    /// Ends it for having said what it should not.
+    fn shut(&self);
+
+    /// What a reply means for the caller that gave this `tag`, and whether none but what is on its way
+    /// should go over this line any more.
+    fn answer(&self, reply: Head, text: &[u8], tag: u32) -> (Result<Self::Answer>, bool);
+
+    /// Says in an error what the caller that gave this `tag` was about.
+    fn about(&self, e: Error, tag: u32) -> Error;
+}
+
+/// A line that was not written to for so long is looked at first: the server may have closed it, and a
+/// message written to it would be neither stored nor known not to be.
+const IDLE_MS: u64 = 5;
+
+/// Past this many bytes a queue's buffer is given back after use.
+const KEPT_BYTES: usize = 1024 * 1024;
+
+pub(super) struct Line<F: Far> {
+    far: F,
+    state: Mutex<State<F::Answer>>,
+    /// Locked by nobody but the reader.
+    reading: Mutex<Reading<F::Answer>>,
+    /// How many callers have what they waited for and have not left yet, most of them because they have
+    /// not run since. A hint, no more.
+    leaving: AtomicU32,
+}
+
+/// What the reader works with.
+struct Reading<A> {
+    inbox: Inbox,
+    /// Whom to wake once the lock of the state is free.
+    told: Vec<Arc<Seat<A>>>,
+}
+
+struct State<A> {
+    /// Commands that were queued while another was being written.
+    queue: Vec<u8>,
+    /// The buffer that takes turns with the queue.
+    spare: Vec<u8>,
+    /// Where commands end, counted in bytes since the line began: the last in the queue; the last that
+    /// was given to a write; the last byte the kernel has taken.
+    queued: u64,
+    begun: u64,
+    written: u64,
+    /// In the order of their commands.
+    tickets: VecDeque<Ticket<A>>,
+    has_writer: bool,
+    has_reader: bool,
+    /// How often anything was received, and when the line was last of use.
+    heard: u64,
+    used_ms: u64,
+    /// Whether part of an answer has arrived.
+    half_read: bool,
+    /// Why no further call is taken.
+    over: Option<Error>,
+    /// Whether what is in line has been told so, too.
+    is_dead: bool,
+}
+
+struct Ticket<A> {
+    /// Where its command ends.
+    end: u64,
+    tag: u32,
+    /// None when its caller has given up.
+    seat: Option<Arc<Seat<A>>>,
+}
+
+/// Where one caller waits. A caller brings its own and can use it for one call after another.
+pub(super) struct Seat<A> {
+    word: Mutex<Word<A>>,
+    bell: Condvar,
+}
+
+/// What a caller in line is doing, or has been told to do. Changed only with the state locked.
+enum Word<A> {
+    /// It writes, or reads, or is about to look.
+    Busy,
+    /// It waits to be told something.
+    Parked,
+    Write,
+    Read,
+    Done(Result<A>),
+}
+
+impl<A> Default for Seat<A> {
+    fn default() -> Self {
+        Self {
+            word: Mutex::new(Word::Busy),
+            bell: Condvar::new(),
+        }
+    }
+}
+
+impl<A> Seat<A> {
+    /// Says something, and returns what was said before.
+    fn tell(&self, word: Word<A>) -> Word<A> {
+        mem::replace(&mut *self.word.lock(), word)
+    }
+
+    /// What was said, and the seat is [`Busy`](Word::Busy) again.
+    fn take(&self) -> Word<A> {
+        self.tell(Word::Busy)
+    }
+
+    fn is_told(&self) -> bool {
+        matches!(*self.word.lock(), Word::Done(_))
+    }
+
+    fn is_parked(&self) -> bool {
+        matches!(*self.word.lock(), Word::Parked)
+    }
+
+    /// Waits until something is said; [`Parked`](Word::Parked) when nothing is by then.
+    fn wait(&self, by: Deadline) -> Word<A> {
+        let mut word = self.word.lock();
+        while matches!(*word, Word::Parked) {
+            let left = by.left();
+            if left.is_zero() {
+                // what is said from here on is found with the state locked
+                return Word::Parked;
+            }
+            self.bell.wait_until(&mut word, clock::now() + left);
+        }
+        mem::replace(&mut *word, Word::Busy)
+    }
+}
+
+/// One call over the line: what stays the same while its caller goes from role to role.
+struct Call<'a, A> {
+    seat: &'a Arc<Seat<A>>,
+    tag: u32,
+    by: Deadline,
+    /// What had been heard when it began.
+    heard: u64,
+}
+
+type Guard<'a, A> = MutexGuard<'a, State<A>>;
+
+impl<F: Far> Line<F> {
+    pub(super) fn new(far: F) -> Self {
+        Self {
+            far,
+            state: Mutex::new(State {
+                queue: Vec::new(),
+                spare: Vec::new(),
+                queued: 0,
+                begun: 0,
+                written: 0,
+                tickets: VecDeque::with_capacity(16),
+                has_writer: false,
+                has_reader: false,
+                heard: 0,
+                used_ms: clock::coarse_ms(),
+                half_read: false,
+                over: None,
+                is_dead: false,
+            }),
+            reading: Mutex::new(Reading {
+                inbox: Inbox::default(),
+                told: Vec::with_capacity(16),
+            }),
+            leaving: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn far(&self) -> &F {
+        &self.far
+    }
+
+    /// Whether it takes no further call.
+    pub(super) fn is_over(&self) -> bool {
+        self.state.lock().over.is_some()
+    }
+
+    /// Sends a command and waits for its answer. `None` when the line takes no further call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Far::answer`] has them; or the line came to its end, or `by` has passed. Then the outcome is
+    /// [`NotApplied`](Outcome::NotApplied) when the command did not go out whole, for a server does not
+    /// run a command that it has only a part of.
+    pub(super) fn call(
+        &self,
+        seat: &Arc<Seat<F::Answer>>,
+        command: &[u8],
+        tag: u32,
+        by: Deadline,
+    ) -> Option<Result<F::Answer>> {
+        let mut s = self.state.lock();
+        if s.over.is_some() {
+            return None;
+        }
+        let call = Call {
+            seat,
+            tag,
+            by,
+            heard: s.heard,
+        };
+        let was_idle = s.tickets.is_empty();
+        s.queued += command.len() as u64;
+        let end = s.queued;
+        s.tickets.push_back(Ticket {
+            end,
+            tag,
+            seat: Some(Arc::clone(seat)),
+        });
+        if s.has_writer {
+            s.queue.extend_from_slice(command);
+        } else if self.leaving.load(Ordering::Relaxed) > 0 {
+            // Others are about to go on, and likely to come back with more: one write for all of them
+            // is a write less for each, and a wake-up less for the server.
+            s.has_writer = true;
+            s.queue.extend_from_slice(command);
+            drop(s);
+            sync::pause();
+            s = self.write_queue(self.state.lock(), &call);
+        } else {
+            s.has_writer = true;
+            let look = was_idle && clock::coarse_ms().saturating_sub(s.used_ms) > IDLE_MS;
+            s = self.write(s, command, by, look);
+            s = self.write_queue(s, &call);
+        }
+        let answer = self.settle(s, &call);
+        self.leaving.fetch_sub(1, Ordering::Relaxed);
+        Some(answer)
+    }
+
+    /// As the writer, writes what is next in line. Looks whether the far end is still there when told to.
+    /// When that fails the role is given up and the line is dead.
+    fn write<'a>(
+        &'a self,
+        mut s: Guard<'a, F::Answer>,
+        bytes: &[u8],
+        by: Deadline,
+        look: bool,
+    ) -> Guard<'a, F::Answer> {
+        s.begun += bytes.len() as u64;
+        drop(s);
+        let there = if look { self.far.check_idle() } else { Ok(()) };
+        let there = there.map_err(|e| (0, e));
+        let sent = there.and_then(|()| self.far.send(bytes, by.wait()));
+        let mut s = self.state.lock();
+        let taken = sent.as_ref().map_or_else(|(n, _)| *n, |()| bytes.len());
+        s.written += taken as u64;
+        // The reader may have found the end of the line meanwhile, and has left what was being written
+        // to us.
+        let failed = sent.err().map(|(_, e)| e);
+        if failed.is_some() || s.is_dead {
+            s.has_writer = false;
+            self.end(&mut s, failed);
+        }
+        s
+    }
+
+    /// As the writer, goes on with what was queued meanwhile until nothing is left, or until the caller
+    /// has no more to wait for and another can take over.
+    fn write_queue<'a>(
+        &'a self,
+        mut s: Guard<'a, F::Answer>,
+        call: &Call<'_, F::Answer>,
+    ) -> Guard<'a, F::Answer> {
+        while !s.is_dead {
+            if s.queue.is_empty() {
+                s.has_writer = false;
+                break;
+            }
+            if (call.seat.is_told() || call.by.left().is_zero())
+                && let Some(next) = s.parked_in_queue()
+            {
+                next.tell(Word::Write);
+                next.bell.notify_one();
+                break;
+            }
+            let spare = mem::take(&mut s.spare);
+            let mut bytes = mem::replace(&mut s.queue, spare);
+            s = self.write(s, &bytes, call.by, false);
+            bytes.clear();
+            if bytes.capacity() <= KEPT_BYTES {
+                s.spare = bytes;
+            }
+        }
+        s
+    }
+
+    /// Waits for the answer, in whatever role is left to do.
+    fn settle<'a>(
+        &'a self,
+        mut s: Guard<'a, F::Answer>,
+        call: &Call<'_, F::Answer>,
+    ) -> Result<F::Answer> {
+        loop {
+            if let Word::Done(answer) = call.seat.take() {
+                return answer;
+            }
+            if !s.has_reader && !s.is_dead && s.expects_answers() {
+                s.has_reader = true;
+                drop(s);
+                return self.read(call);
+            }
+            call.seat.tell(Word::Parked);
+            drop(s);
+            let word = call.seat.wait(call.by);
+            match word {
+                Word::Done(answer) => return answer,
+                Word::Read => return self.read(call),
+                Word::Write => s = self.write_queue(self.state.lock(), call),
+                Word::Busy => s = self.state.lock(),
+                Word::Parked => return self.give_up_waiting(call),
+            }
+        }
+    }
+
+    /// A parked caller's deadline has passed; it may have been told something at the last moment.
+    fn give_up_waiting(&self, call: &Call<'_, F::Answer>) -> Result<F::Answer> {
+        let mut s = self.state.lock();
+        let word = call.seat.take();
+        if let Word::Done(answer) = word {
+            return answer;
+        }
+        let outcome = s.abandon(call.seat);
+        match word {
+            Word::Write => s = self.write_queue(s, call),
+            Word::Read => self.stop_reading(&mut s, call),
+            Word::Busy | Word::Parked | Word::Done(_) => {}
+        }
+        drop(s);
+        Err(self.late(call, outcome))
+    }
+
+    /// As the reader, receives until the caller's own answer is there, and then passes the role on.
+    fn read(&self, call: &Call<'_, F::Answer>) -> Result<F::Answer> {
+        let mut reading = self.reading.lock();
+        loop {
+            let got = match reading.inbox.room() {
+                Ok(room) => self.far.receive(room, call.by.wait()),
+                Err(e) => Err(e),
+            };
+            let mut s = self.state.lock();
+            let mut mine = None;
+            let failed = match got {
+                Ok(None) => None,
+                Ok(Some(n)) => {
+                    reading.inbox.filled(n);
+                    s.heard += 1;
+                    s.used_ms = clock::coarse_ms();
+                    let done = self.deliver(&mut s, &mut reading, call.seat, &mut mine);
+                    s.half_read = !reading.inbox.is_drained();
+                    done.err()
+                }
+                Err(e) => Some(e),
+            };
+            if failed.is_some() {
+                self.end(&mut s, failed);
+            }
+            if mine.is_none()
+                && let Word::Done(answer) = call.seat.take()
+            {
+                mine = Some(answer);
+            }
+            let Some(answer) = mine else {
+                let is_late = call.by.left().is_zero();
+                if !s.is_dead && !is_late {
+                    drop(s);
+                    reading.wake();
+                    continue;
+                }
+                reading.wake();
+                drop(reading);
+                if is_late {
+                    let outcome = s.abandon(call.seat);
+                    self.stop_reading(&mut s, call);
+                    drop(s);
+                    return Err(self.late(call, outcome));
+                }
+                // Its command is in the write under way.
+                s.has_reader = false;
+                return self.settle(s, call);
+            };
+            let next = s.pass_reading();
+            drop(s);
+            reading.wake();
+            drop(reading);
+            if let Some(next) = next {
+                next.bell.notify_one();
+            }
+            return answer;
+        }
+    }
+
+    fn tell(&self, seat: &Seat<F::Answer>, answer: Result<F::Answer>) -> Word<F::Answer> {
+        self.leaving.fetch_add(1, Ordering::Relaxed);
+        seat.tell(Word::Done(answer))
+    }
+
+    /// Hands every answer that has arrived to the first in line; the reader's own goes to `mine`.
+    fn deliver(
+        &self,
+        s: &mut State<F::Answer>,
+        reading: &mut Reading<F::Answer>,
+        reader: &Arc<Seat<F::Answer>>,
+        mine: &mut Option<Result<F::Answer>>,
+    ) -> Result<()> {
+        while let Some(reply) = reading.inbox.take()? {
+            let begun = s.begun;
+            let Some(ticket) = s.tickets.pop_front_if(|t| t.end <= begun) else {
+                return Err(unasked());
+            };
+            let Some(seat) = ticket.seat else {
+                continue;
+            };
+            let text = reading.inbox.bytes_of(reply);
+            let (answer, is_last) = self.far.answer(reply, text, ticket.tag);
+            if is_last && let Err(e) = &answer {
+                s.over.get_or_insert_with(|| e.again());
+            }
+            if Arc::ptr_eq(&seat, reader) {
+                self.leaving.fetch_add(1, Ordering::Relaxed);
+                *mine = Some(answer);
+            } else {
+                let before = self.tell(&seat, answer);
+                debug_assert!(
+                    !matches!(before, Word::Read | Word::Write),
+                    "a role is lost"
+                );
+                reading.told.push(seat);
+            }
+        }
+        if s.tickets.is_empty() && !reading.inbox.is_drained() {
+            return Err(unasked());
+        }
+        Ok(())
+    }
+
+    /// The reader leaves without an answer.
+    fn stop_reading(&self, s: &mut State<F::Answer>, call: &Call<'_, F::Answer>) {
+        if let Some(next) = s.pass_reading() {
+            next.bell.notify_one();
+        }
+        // Nobody waits any more? What said nothing all the time, or stopped in mid-word, is not worth
+        // keeping; what is merely slow is.
+        let is_silent = s.heard == call.heard;
+        let is_empty = s.tickets.iter().all(|t| t.seat.is_none());
+        if is_empty && !s.is_dead && (s.half_read || is_silent) {
+            let e = self.far.give_up(call.by.allowed());
+            self.end(s, Some(e));
+        }
+    }
+
+    #[cold]
+    fn late(&self, call: &Call<'_, F::Answer>, outcome: Outcome) -> Error {
+        self.leaving.fetch_add(1, Ordering::Relaxed);
+        let what = format!("no answer within {} ms", clock::ceil_ms(call.by.allowed()));
+        let e = Error::new(ErrorKind::Timeout, "publish", what);
+        self.far.about(e.with_outcome(outcome), call.tag)
+    }
+
+    /// Tells everybody in line that it has come to its end, but for those whose commands are in the write
+    /// under way: how far it got is for the writer to say.
+    fn end(&self, s: &mut State<F::Answer>, failed: Option<Error>) {
+        if !s.is_dead {
+            s.is_dead = true;
+            s.over = failed;
+            // so that nobody goes on waiting for it
+            self.far.shut();
+        }
+        let Some(e) = s.over.take() else {
+            return;
+        };
+        let (written, begun, has_writer) = (s.written, s.begun, s.has_writer);
+        s.tickets.retain_mut(|t| {
+            if has_writer && t.end > written && t.end <= begun {
+                return true;
+            }
+            let outcome = match t.end <= written {
+                true => Outcome::Unknown,
+                false => Outcome::NotApplied,
+            };
+            if let Some(seat) = t.seat.take() {
+                let e = self.far.about(e.again().with_outcome(outcome), t.tag);
+                match self.tell(&seat, Err(e)) {
+                    Word::Read => s.has_reader = false,
+                    Word::Write => s.has_writer = false,
+                    Word::Busy | Word::Parked | Word::Done(_) => {}
+                }
+                seat.bell.notify_one();
+            }
+            false
+        });
+        s.queue.clear();
+        s.over = Some(e);
+    }
+}
+
+impl<A> State<A> {
+    /// A caller that does nothing but wait, and will not be told anything else before its command in the
+    /// queue is written.
+    fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
+        let queued = self.tickets.iter().rev().take_while(|t| t.end > self.begun);
+        let mut seats = queued.filter_map(|t| t.seat.as_ref());
+        seats.find(|seat| seat.is_parked()).cloned()
+    }
+
+    /// Whether anything was sent that has not been answered.
+    fn expects_answers(&self) -> bool {
+        self.tickets.front().is_some_and(|t| t.end <= self.begun)
+    }
+
+    /// Gives the reader's role to the first in line that can take it. It is to be woken.
+    fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
+        self.has_reader = false;
+        if self.is_dead || !self.expects_answers() {
+            return None;
+        }
+        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
+        let next = seats.find(|seat| seat.is_parked()).cloned()?;
+        next.tell(Word::Read);
+        self.has_reader = true;
+        Some(next)
+    }
+
+    /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
+    fn abandon(&mut self, seat: &Arc<Seat<A>>) -> Outcome {
+        let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
+        let Some(at) = self.tickets.iter().position(is_its) else {
+            return Outcome::Unknown;
+        };
+        let end = self.tickets[at].end;
+        if end <= self.begun {
+            self.tickets[at].seat = None;
+            return Outcome::Unknown;
+        }
+        let before = at.checked_sub(1).map_or(0, |b| self.tickets[b].end);
+        let start = before.max(self.begun);
+        let place = |offset| (offset - self.begun) as usize;
+        self.queue.drain(place(start)..place(end));
+        self.tickets.remove(at);
+        self.queued -= end - start;
+        for later in self.tickets.iter_mut().skip(at) {
+            later.end -= end - start;
+        }
+        Outcome::NotApplied
+    }
+}
+
+impl<A> Reading<A> {
+    fn wake(&mut self) {
+        for seat in self.told.drain(..) {
+            seat.bell.notify_one();
+        }
+    }
+}
+
+fn unasked() -> Error {
+    let what = "the server said something that nobody asked for";
+    Error::new(ErrorKind::Protocol, "publish", what)
+}
+
+impl<F: Far> fmt::Debug for Line<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,117 @@
+//! Two processes that forward one source, killed again and again: one copy of each message, in order.
+
+use std::{
+    env,
+    io::{self, BufRead},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use streamlane::{
+    Forwarding, HandlerResult, Message, OrAction, Outgoing, Source, Streams,
+    testing::{PrivateServer, eventually},
+};
+
+use crate::{
+    PARTITIONS, PATIENCE, TOPIC, dice::Dice, load::Load, number_from_env, proof::Logs, settings,
+    turn, untrimmed,
+};
+
+/// What is forwarded to.
+const TARGET: &str = "shipping";
+
+/// Where a worker finds the address of its server, and the name it consumes under.
+const URL: &str = "STREAMLANE_FORWARD_URL";
+const NAME: &str = "STREAMLANE_FORWARD_NAME";
+
+#[test]
+fn two_killed_forwarders_make_one_copy_of_each_message() {
+    let _turn = turn();
+    let kills = number_from_env("STREAMLANE_CRASH_KILLS").unwrap_or(30);
+    let mut dice = Dice::new("forwarders");
+    let server = PrivateServer::start().unwrap();
+    let logs = Logs::of(&server);
+    let streams = open(&server.url());
+    let load = Load::start(&streams, &logs.published, Duration::from_millis(25));
+    let names = ["one", "other"];
+    let mut workers = names.map(|name| Worker::start(&server, name));
+    for n in 0..kills {
+        dice.wait_ms(100..400);
+        let i = n as usize % 2;
+        workers[i] = Worker::start(&server, names[i]);
+    }
+    eprintln!("forwarders: {}", load.finish());
+    let content = |topic: &str, p: u32| -> Vec<String> {
+        let key = format!("re:s:{{{topic}}}:{p}");
+        let range = server.command(&["XRANGE", &key, "-", "+"]).unwrap();
+        let entries = range.items().iter();
+        entries.map(|e| e.items()[1].items()[1].text()).collect()
+    };
+    let length = |topic: &str, p: u32| {
+        let key = format!("re:s:{{{topic}}}:{p}");
+        server.command(&["XLEN", &key]).unwrap().int().unwrap()
+    };
+    let all: Vec<_> = (0..PARTITIONS).map(|p| content(TOPIC, p)).collect();
+    let total: i64 = (0..PARTITIONS).map(|p| length(TOPIC, p)).sum();
+    let whole = || (0..PARTITIONS).map(|p| length(TARGET, p)).sum::<i64>() >= total;
+    assert!(eventually(PATIENCE, whole), "everything is forwarded");
+    drop(workers);
+    for (p, original) in (0..).zip(all) {
+        assert_eq!(content(TARGET, p), original, "partition {p}");
+    }
+    eprintln!("forwarders: {total} messages, {kills} kills, one copy of each");
+}
+
+/// Of both topics, laid out alike.
+fn open(url: &str) -> Streams {
+    Streams::open(settings(url).with_topic(TARGET, untrimmed())).unwrap()
+}
+
+/// No test: the worker's way in.
+#[test]
+fn entry() {
+    let (Ok(url), Ok(name)) = (env::var(URL), env::var(NAME)) else {
+        return;
+    };
+    let streams = open(&url);
+    let to = streams.forwarder(TARGET).unwrap();
+    let consumer = streams.consumer(TOPIC).name(name);
+    let _consumer = consumer
+        .shared(move |m: &Message<'_>| -> HandlerResult {
+            let out = [Outgoing::new("Ship", m.body()).partition(m.partition())];
+            match to.forward(&Source::of(m), &out).or_block()? {
+                Forwarding::Forwarded(_) | Forwarding::AlreadyForwarded => Ok(()),
+                // would show as a message that is missing
+                other @ Forwarding::OutOfOrder { .. } => {
+                    Err(format!("{}: {other:?}", m.id()).into())
+                }
+            }
+        })
+        .start()
+        .unwrap();
+    // until the test is dead
+    io::stdin().lock().lines().for_each(drop);
+}
+
+/// A forwarding process. Killed on drop.
+struct Worker(Child);
+
+impl Worker {
+    fn start(server: &PrivateServer, name: &str) -> Self {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "forwards::entry", "--nocapture"])
+            .env(URL, server.url())
+            .env(NAME, name)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
