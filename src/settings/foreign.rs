@@ -127,7 +127,7 @@ mod tests {
         for (place, key, value) in [
             (Consumers, "delivery", "ORDERED"),
             (Consumers, "ResetOnStart", "false"),
-            (Topics, "statemetadata", " False"),
+            (Topics, "backgroundTrimIntervalSeconds", " 0"),
         ] {
             assert_eq!(judge(place, key, Some(value)), Verdict::Fine, "{key}");
         }

@@ -37,6 +37,9 @@ pub(super) struct Parcel {
     receipt: Option<Sender<Result<StreamId>>>,
 }
 
+/// What a field takes at most beside its value: its name, and the marks of both.
+const AROUND_PAIR: usize = 32;
+
 /// How it goes from hand to hand: one pointer.
 pub(super) type BoxedParcel = Box<Parcel>;
 
@@ -62,6 +65,8 @@ impl Parcel {
     ) -> Result<()> {
         let entry = plan.entry(m, &mut self.packing)?;
         self.fields.clear();
+        let around = entry.pair_count() * AROUND_PAIR;
+        self.fields.reserve(entry.size() + around);
         fields(&mut self.fields, &entry);
         self.pairs = entry.pair_count();
         self.route = match m.partition {
