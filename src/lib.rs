@@ -177,9 +177,10 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Append, Argument, As, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
-    DraftOnce, Forwarder, Forwarding, Idempotency, MessageType, Outbox, Outgoing, PartlyFailed,
-    PublishStatus, Published, Publisher, Reply, Source, StateEvent, StateStore, Transaction,
+    Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Condition,
+    DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency, MessageType,
+    Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt, Reply, Source,
+    StateEvent, StateStore, Transaction, Undelivered,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

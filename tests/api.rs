@@ -27,6 +27,7 @@ fn small<T: Copy + Eq + Hash + Debug + Send + Sync + 'static>() {}
 fn types_cross_threads() {
     owned::<Streams>();
     owned::<Publisher>();
+    owned::<BufferedPublisher>();
     owned::<Outbox>();
     owned::<StateStore>();
     owned::<Append>();
@@ -61,6 +62,10 @@ fn types_cross_threads() {
 
     send_and_sync::<Consumer>();
     send_and_sync::<DedicatedPublisher>();
+    send_and_sync::<Receipt>();
+    send_and_sync::<Flushed>();
+    send_and_sync::<Closed>();
+    send_and_sync::<Undelivered>();
     send_and_sync::<Error>();
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();

@@ -1,5 +1,6 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+mod buffered;
 mod command;
 mod condition;
 mod counts;
@@ -21,6 +22,8 @@ mod state_store;
 mod transaction;
 mod verdict;
 
+pub(crate) use buffered::Handle;
+pub use buffered::{BufferedPublisher, Closed, Flushed, Receipt, Undelivered};
 pub use command::{Argument, Command, Reply};
 pub use condition::Condition;
 pub(crate) use counts::PublishCounts;

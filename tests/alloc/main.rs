@@ -25,8 +25,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use streamlane::{
     As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
-    Message, MessageType, Outgoing, Persist, Result, Schema, Scratch, Settings, StreamId, Streams,
-    TopicSettings, TypedBatchHandler,
+    Message, MessageType, Outgoing, Persist, ProducerSettings, Result, Schema, Scratch, Settings,
+    StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
     typed, typed_batch,
 };
@@ -55,11 +55,12 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 16] = [
+const PATHS: [Path; 17] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
+    ("buffered publish", buffered_publish),
     ("shared JSON publish", shared_json_publish),
     ("dedicated JSON batches", dedicated_json_batches),
     ("JSON publish with options", json_with_options),
@@ -187,6 +188,15 @@ const PLACED: Placed = Placed {
 
 /// Runs `calls` on threads of their own, each in turn for the warm-up and for its share of the messages.
 fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -> Vec<Count> {
+    on_publisher_threads_and(&[], calls, step)
+}
+
+/// The same, with an eye on threads of these names as well.
+fn on_publisher_threads_and(
+    others: &[&str],
+    calls: Vec<Box<dyn FnMut(usize) + Send>>,
+    step: usize,
+) -> Vec<Count> {
     let window = Arc::new(Window::new(calls.len()));
     let share = MESSAGES / calls.len();
     thread::scope(|s| {
@@ -204,7 +214,7 @@ fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -
                 .spawn_scoped(s, run)
                 .unwrap();
         }
-        window.measure(&["publisher"])
+        window.measure(&[&["publisher"], others].concat())
     })
 }
 
@@ -273,6 +283,35 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
         })
     };
     on_publisher_threads(vec![call(), call()], 1)
+}
+
+/// The caller and the pump, with a queue that is full most of the time.
+fn buffered_publish(scene: &Scene) -> Vec<Count> {
+    let producer = ProducerSettings::new("buffered").max_queue(1000);
+    let settings = scene.streams.settings().clone().with_producer(producer);
+    let streams = Streams::open(settings).unwrap();
+    let publisher = streams.buffered("buffered").unwrap();
+    publisher.enqueue(&order()).unwrap();
+    // As many buffers as there can be at a time: a full queue, and behind it a full batch.
+    let mut most = 0;
+    while most < 1000 + 500 {
+        assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+        scene.server.pause().unwrap();
+        for _ in 0..2 {
+            while publisher.try_enqueue(&order()).is_ok() {}
+            // the pump takes a batch
+            let _ = publisher.flush(Duration::from_millis(50));
+        }
+        most = publisher.queued();
+        scene.server.resume().unwrap();
+    }
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    let theirs = publisher.clone();
+    let call = move |_| theirs.enqueue(&order()).unwrap();
+    let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    counts
 }
 
 fn shared_json_publish(scene: &Scene) -> Vec<Count> {

@@ -10,6 +10,7 @@
 mod basics;
 mod batches;
 mod bounds;
+mod buffered;
 mod configured;
 mod content;
 mod contract;
