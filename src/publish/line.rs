@@ -260,7 +260,7 @@ impl<F: Far> Line<F> {
         if let Word::Done(answer) = word {
             return answer;
         }
-        let outcome = self.leave(&mut s, call);
+        let outcome = s.abandon(call.seat, call.by);
         match word {
             Word::Write => s = self.write_queue(s, call),
             Word::Read => self.stop_reading(&mut s, call),
@@ -309,7 +309,7 @@ impl<F: Far> Line<F> {
                 reading.wake();
                 drop(reading);
                 if is_late {
-                    let outcome = self.leave(&mut s, call);
+                    let outcome = s.abandon(call.seat, call.by);
                     self.stop_reading(&mut s, call);
                     drop(s);
                     return Err(self.late(call, outcome));
@@ -378,15 +378,6 @@ impl<F: Far> Line<F> {
             return Err(unasked());
         }
         Ok(())
-    }
-
-    /// A caller leaves without an answer. Where nothing was said in most of its time nobody else should
-    /// come.
-    fn leave(&self, s: &mut State<F::Answer>, call: &Call<'_, F::Answer>) -> Outcome {
-        if matches!(s.standing, Standing::Open) && call.by.is_mostly_after(s.used_ms) {
-            s.standing = Standing::Closing;
-        }
-        s.abandon(call.seat)
     }
 
     /// The reader has left without an answer.
