@@ -41,6 +41,9 @@ pub(super) struct Shared {
     pub(super) drops: Mutex<Quiet>,
 }
 
+/// Callers that may have a message in hand at a time, more or less.
+const CALLERS: usize = 64;
+
 /// What is done about a full queue.
 #[derive(Clone, Copy)]
 pub(super) enum Room {
@@ -55,8 +58,8 @@ impl Shared {
         let (queue, messages) = bounded(room);
         let interrupt = Arc::<Interrupt>::default();
         Self {
-            // all there can be at a time, but for those that callers are about to queue
-            pool: Pool::new(room + batch),
+            // all there can be at a time: queued, with the pump, about to be queued
+            pool: Pool::new(room + batch + CALLERS),
             bell: Bell::new(Arc::clone(&interrupt)),
             books: Mutex::new(Books::new(messages)),
             settled: Condvar::new(),
