@@ -153,9 +153,11 @@ impl Error {
     }
 
     /// Whether the same call can succeed later without anybody changing anything. After
-    /// [`Outcome::Unknown`] a retry may apply it twice; this method does not weigh that.
+    /// [`Outcome::Unknown`] a retry may apply it twice; this method does not weigh that. Never after
+    /// [`Outcome::Applied`].
     pub fn is_retryable(&self) -> bool {
         match self.0.kind {
+            _ if self.0.outcome == Outcome::Applied => false,
             ErrorKind::Connect | ErrorKind::Server => {
                 self.server_class().is_none_or(ServerClass::is_retryable)
             }

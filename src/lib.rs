@@ -177,9 +177,9 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Argument, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft, DraftOnce,
-    Forwarder, Forwarding, Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus, Published,
-    Publisher, Reply, Source, Transaction,
+    Append, Argument, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
+    DraftOnce, Forwarder, Forwarding, Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus,
+    Published, Publisher, Reply, Source, StateEvent, StateStore, Transaction,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
-    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, Traceparent,
+    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -199,6 +199,16 @@ impl Streams {
         Ok(Outbox::new(
             self.publish_plan("streams-outbox", topic.into())?,
         ))
+    }
+
+    /// A state store for a topic, from its entry in `Topics` or with defaults, on a connection of its
+    /// own. Connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, or a topic that is set to `CoLocatePartitions: false`.
+    pub fn state_store(&self, topic: impl Into<String>) -> Result<StateStore> {
+        StateStore::new(self.publish_plan("streams-outbox", topic.into())?)
     }
 
     /// What is told to whoever publishes to a topic; `role` begins the name of its connections.

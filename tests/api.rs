@@ -28,6 +28,9 @@ fn types_cross_threads() {
     owned::<Streams>();
     owned::<Publisher>();
     owned::<Outbox>();
+    owned::<StateStore>();
+    owned::<Append>();
+    owned::<StateEvent>();
     owned::<Command>();
     owned::<Commit>();
     owned::<Reply>();
@@ -155,7 +158,7 @@ fn errors_are_errors() {
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.
-const CLOSED: [&str; 4] = ["Commit", "Forwarding", "Outcome", "Status"];
+const CLOSED: [&str; 5] = ["Append", "Commit", "Forwarding", "Outcome", "Status"];
 
 /// All other enums that users match on may grow without breaking them.
 #[test]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use streamlane::{Outgoing, StreamId};
+use streamlane::{Command, Condition, Outgoing, StreamId};
 
 use crate::{
     Bench, KEY, Outcome, TYPE, drain,
@@ -22,6 +22,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
     for &size in &bench.options.bodies {
         let (title, body) = (format!("one publisher: {size} B"), &*drain::body(size));
         let publisher = &bench.streams.publisher(TOPIC)?;
+        let outbox = &bench.streams.outbox(TOPIC)?;
 
         let mut ways = vec![bare(bench, "bare socket".into(), body, 1)?];
         for n in counts() {
@@ -39,6 +40,23 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         }));
         ways.push(single(bench, "shared", || {
             publisher.publish(KEY, TYPE, body)
+        }));
+
+        let (state, none) = (outbox.state_key("count")?, outbox.state_key("none")?);
+        let counted = move || {
+            let message = Outgoing::new(TYPE, body).key(KEY);
+            let count = Command::new("INCR").key(&state);
+            outbox.transaction().command(count).publish(message)
+        };
+        let conditional = {
+            let counted = counted.clone();
+            move || counted().when(Condition::key_not_exists(&none))
+        };
+        ways.push(many(bench, "outbox".into(), 1, move || {
+            counted().commit().map(drop)
+        }));
+        ways.push(many(bench, "outbox, one condition".into(), 1, move || {
+            conditional().commit().map(drop)
         }));
 
         for n in counts() {

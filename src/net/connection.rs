@@ -289,8 +289,10 @@ impl Connection {
     ) -> Result<Vec<Result<Value, Error>>, Error> {
         self.refuse_if_broken()?;
         let deadline = super::after(timeout);
-        let answers: Result<Vec<_>, _> = (0..n).map(|_| self.answer(deadline, timeout)).collect();
-        self.nothing_left().and(answers)
+        let answers = (0..n).map(|_| self.answer(deadline, timeout));
+        let answers = answers.collect::<Result<Vec<_>, _>>()?;
+        self.nothing_left()?;
+        Ok(answers)
     }
 
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {

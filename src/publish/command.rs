@@ -241,7 +241,6 @@ impl Reply {
     pub(super) fn of(value: Value) -> Self {
         let array = |values: Vec<Value>| Self::Array(values.into_iter().map(Self::of).collect());
         match value {
-            Value::Nil => Self::Nil,
             Value::Int(n) => Self::Int(n),
             Value::Boolean(b) => Self::Int(b.into()),
             Value::Okay => Self::Text(b"OK".to_vec()),
@@ -256,14 +255,14 @@ impl Reply {
             Value::Map(pairs) => array(pairs.into_iter().flat_map(|(k, v)| [k, v]).collect()),
             Value::Attribute { data, .. } => Self::of(*data),
             Value::ServerError(e) => Self::Failed(error_line(&e)),
-            // kinds to come
+            // a nil; kinds to come, too
             _ => Self::Nil,
         }
     }
 }
 
 /// An error reply as the server spelled it.
-pub(super) fn error_line(e: &redis::ServerError) -> String {
+fn error_line(e: &redis::ServerError) -> String {
     match e.details() {
         Some(details) => format!("{} {details}", e.code()),
         None => e.code().to_owned(),

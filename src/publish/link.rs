@@ -25,7 +25,7 @@ const PIECE_MESSAGES: usize = 512;
 const IDLE_MS: u64 = 5;
 
 /// Past this many bytes a send buffer is given back after use.
-const KEPT_BYTES: usize = 1024 * 1024;
+pub(super) const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]

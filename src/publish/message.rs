@@ -84,12 +84,28 @@ impl<'a> Outgoing<'a> {
 
     /// Stores it once, however often it is published under this id within `ttl`; see
     /// [`Draft::dedupe`], whose limits hold here too. For a batch: read its results as [`Published`] to
-    /// learn which messages were stored before.
+    /// learn which messages were stored before. A transaction of the [`Outbox`](crate::Outbox) refuses it:
+    /// there, a condition says whether to publish.
     #[must_use]
     pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> Self {
         let id = id.as_ref();
         self.dedupe = Some(Dedupe { id, ttl });
         self
+    }
+
+    /// The same message for as long as this one is borrowed: the compiler does not see that a shorter
+    /// time would do, because of the headers.
+    pub(super) fn reborrow(&self) -> Outgoing<'_> {
+        Outgoing {
+            key: self.key,
+            message_type: self.message_type,
+            body: self.body,
+            correlation_id: self.correlation_id,
+            traceparent: self.traceparent,
+            headers: self.headers.iter().copied().collect(),
+            partition: self.partition,
+            dedupe: self.dedupe,
+        }
     }
 
     /// The payload.

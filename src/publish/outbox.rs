@@ -1,6 +1,6 @@
 //! The outbox: a change of one's own state and the messages about it, both or neither.
 
-use std::{fmt, sync::Arc};
+use std::{error, fmt, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -11,7 +11,7 @@ use crate::{
 
 use super::{
     Command, Condition, Outgoing, PublishPlan, Reply,
-    counts::PublishCounts,
+    counts::{Count, PublishCounts},
     transaction::{Parts, Session},
 };
 
@@ -198,7 +198,7 @@ fn count_failed(counts: &PublishCounts, e: &Error, messages: usize) {
         None => (0..messages).for_each(|_| counts.failed(e)),
         Some(partly) => {
             let not = partly.published.iter().filter(|id| id.is_none()).count();
-            counts.add(super::counts::Count::Refused, not as u64);
+            counts.add(Count::Refused, not as u64);
         }
     }
 }
@@ -231,4 +231,42 @@ pub struct Committed {
     pub ids: Vec<StreamId>,
     /// The reply to each command, in the order they were added.
     pub replies: Vec<Reply>,
+}
+
+/// What was done of a transaction in which a command failed while it ran, and which the server does not
+/// undo. Found by [`Error::partly_failed`]; the error itself says why the command failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PartlyFailed {
+    /// Which command failed, the first if several did: counted from 0 in the order they were added.
+    /// Those that publish come after all of yours.
+    pub command: usize,
+    /// The ids of the messages that were published all the same, in the order they were added; `None`
+    /// for one that was not.
+    pub published: Vec<Option<StreamId>>,
+}
+
+impl fmt::Display for PartlyFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the rest of the transaction was carried out; published: ")?;
+        for (i, id) in self.published.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { ", " })?;
+            match id {
+                Some(id) => write!(f, "{id}")?,
+                None => f.write_str("nothing")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl error::Error for PartlyFailed {}
+
+impl Error {
+    /// What was done all the same, when a command failed inside a transaction of the
+    /// [outbox](crate::Outbox) that was carried out. [`outcome`](Self::outcome) is then
+    /// [`Applied`](crate::Outcome::Applied): repeating the transaction would publish again.
+    pub fn partly_failed(&self) -> Option<&PartlyFailed> {
+        error::Error::source(self)?.downcast_ref()
+    }
 }

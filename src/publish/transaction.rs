@@ -1,6 +1,6 @@
 //! A transaction on the wire: watched and looked at in one round trip, carried out in another.
 
-use std::{error, fmt, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use redis::Value;
 
@@ -12,9 +12,10 @@ use crate::{
 };
 
 use super::{
-    Command, Commit, Committed, Condition, Encoder, Outgoing, Packing, PublishPlan, Reply,
-    command::error_line,
-    link::{Link, is_over},
+    Command, Commit, Committed, Condition, Encoder, Outgoing, Packing, PartlyFailed, PublishPlan,
+    Reply,
+    link::{KEPT_BYTES, Link, is_over},
+    verdict::{Begun, Executed, in_step, judge, look, odd},
 };
 
 /// What a transaction is made of.
@@ -64,16 +65,12 @@ impl Parts<'_> {
     }
 
     /// Says which command an error is about: one of the user's, or one that publishes.
-    fn about_command(&self, e: Error, i: usize, streams: &Streams<'_>) -> Error {
+    fn about_command(&self, e: Error, i: usize, routes: &Routes<'_>) -> Error {
         let (name, key) = match self.commands.get(i) {
-            Some(c) => (c.name(), c.keys().next().map(<[u8]>::to_vec)),
-            None => {
-                let stream = streams.of_message(i - self.commands.len());
-                ("XADD".to_owned(), Some(stream.to_vec()))
-            }
+            Some(c) => (c.name(), c.keys().next()),
+            None => ("XADD".into(), Some(routes.stream(i - self.commands.len()))),
         };
-        let what = format!("command {i} of the transaction, {name}: {}", e.message());
-        let e = e.saying(what);
+        let e = in_step(&format!("command {i} of the transaction, {name}"), e);
         match key {
             Some(key) => e.on_key(key),
             None => e,
@@ -82,20 +79,20 @@ impl Parts<'_> {
 }
 
 #[cold]
-fn refused(why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+fn refused(why: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::Argument, "outbox", why)
 }
 
 /// Where the messages of a transaction go.
-struct Streams<'a> {
+struct Routes<'a> {
     encoder: &'a Encoder,
     /// The partition of each message.
-    routes: Vec<u32>,
+    partitions: Vec<u32>,
 }
 
-impl Streams<'_> {
-    fn of_message(&self, i: usize) -> &[u8] {
-        self.encoder.stream(self.routes[i])
+impl Routes<'_> {
+    fn stream(&self, message: usize) -> &[u8] {
+        self.encoder.stream(self.partitions[message])
     }
 }
 
@@ -138,9 +135,17 @@ impl Session {
 
     /// Carries a transaction out: all of it, or nothing when a condition does not hold.
     pub(super) fn commit(&mut self, parts: &Parts<'_>, by: Deadline) -> Result<Commit> {
+        let commit = self.try_commit(parts, by);
+        if self.second.capacity() > KEPT_BYTES {
+            self.second = Vec::new();
+        }
+        commit
+    }
+
+    fn try_commit(&mut self, parts: &Parts<'_>, by: Deadline) -> Result<Commit> {
         let encoder = self.link.make_ready(by)?;
-        let streams = self.route(parts, &encoder)?;
-        self.encode(parts, &streams)?;
+        let routes = self.route(parts, &encoder)?;
+        self.encode(parts, &routes)?;
         // The connection is returned only with nothing outstanding and nothing watched. However else
         // this ends, a panic in a user's test included, it is closed, and the server forgets both.
         let mut c = self.link.take_connection(by)?;
@@ -152,51 +157,56 @@ impl Session {
             }
             begun => begun?,
         };
-        let looked_at = begun.reads.and_then(|replies| {
-            let mut pairs = parts.conditions.iter().zip(&replies);
-            Ok(pairs.all(|(condition, reply)| condition.holds(reply)))
-        });
-        if !matches!(looked_at, Ok(true)) {
-            if !looked_at.as_ref().is_err_and(is_over) {
+        if !matches!(begun.holds, Ok(true)) {
+            if !begun.holds.as_ref().is_err_and(is_over) {
                 self.abandon(c, begun.in_multi, by);
             }
-            return looked_at.map(|_| Commit::ConditionFailed);
+            return begun.holds.map(|_| Commit::ConditionFailed);
+        }
+        if by.left().is_zero() {
+            let why = format!(
+                "the {} ms were over before the commands went out",
+                by.allowed().as_millis()
+            );
+            return Err(Error::new(ErrorKind::Timeout, "outbox", why));
         }
         // The server runs nothing before it has the EXEC, which goes out last.
-        let sent = c.send(&self.second, by.wait());
+        let sent = c
+            .check_idle()
+            .and_then(|()| c.send(&self.second, by.wait()));
         sent.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let queued = parts.commands.len() + parts.messages.len();
         let executed = judge(c.answers(queued + 1, by.wait())?);
-        if !matches!(&executed, Executed::Odd(_))
-            && !matches!(&executed, Executed::Refused(_, e) if is_over(e))
-        {
+        if !matches!(&executed, Executed::Failed(_, e) if is_over(e)) {
             self.link.return_connection(c);
         }
         match executed {
-            Executed::Done(answers) => self.sort(parts, &streams, answers),
+            Executed::Done(answers) => sort(parts, &routes, answers),
             Executed::Raced => Ok(Commit::ConditionFailed),
-            Executed::Refused(Some(i), e) => Err(parts.about_command(e, i, &streams)),
-            Executed::Refused(None, e) => Err(e),
-            Executed::Odd(why) => Err(odd(why)),
+            Executed::Failed(Some(i), e) => Err(parts.about_command(e, i, &routes)),
+            Executed::Failed(None, e) => Err(e),
         }
     }
 
     /// Chooses the partition of each message.
-    fn route<'e>(&self, parts: &Parts<'_>, encoder: &'e Encoder) -> Result<Streams<'e>> {
+    fn route<'e>(&self, parts: &Parts<'_>, encoder: &'e Encoder) -> Result<Routes<'e>> {
         let spread = !self.plan.settings.co_locate_partitions;
-        let mut routes: Vec<u32> = Vec::with_capacity(parts.messages.len());
+        let mut partitions: Vec<u32> = Vec::with_capacity(parts.messages.len());
         for m in &parts.messages {
-            let keyless = || match routes.first() {
+            let keyless = || match partitions.first() {
                 // they could not be stored together otherwise
                 Some(p) if spread => *p,
                 _ => encoder.turn(),
             };
-            routes.push(encoder.route(m, keyless)?);
+            partitions.push(encoder.route(m, keyless)?);
         }
-        let streams = Streams { encoder, routes };
+        let routes = Routes {
+            encoder,
+            partitions,
+        };
         if spread {
-            let first = streams.routes[0];
-            if let Some(other) = streams.routes.iter().find(|p| **p != first) {
+            let first = routes.partitions[0];
+            if let Some(other) = routes.partitions.iter().find(|p| **p != first) {
                 let why = format!(
                     "the messages go to partitions {first} and {other}, which CoLocatePartitions=false \
                      spreads over slots: a transaction cannot span slots, so give them one key or one \
@@ -206,7 +216,7 @@ impl Session {
             }
             parts.check_slot(encoder.stream(first))?;
         }
-        Ok(streams)
+        Ok(routes)
     }
 
     /// The first round trip: watches what the conditions are about, reads it, and opens a transaction,
@@ -219,7 +229,9 @@ impl Session {
         if !keys.is_empty() {
             resp::command(&mut self.first, 1 + keys.len());
             resp::arg(&mut self.first, b"WATCH");
-            keys.iter().for_each(|key| resp::arg(&mut self.first, key));
+            for key in &keys {
+                resp::arg(&mut self.first, key);
+            }
         }
         for condition in conditions {
             condition.read().encode(&mut self.first);
@@ -228,294 +240,68 @@ impl Session {
         let n = usize::from(!keys.is_empty()) + conditions.len() + 1;
         let sent = c.send(&self.first, by.wait());
         let answers = sent.and_then(|()| c.answers(n, by.wait()));
-        let mut answers = answers.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
-        let multi = answers.pop().unwrap_or(Ok(Value::Nil));
-        let in_multi = matches!(multi, Ok(Value::Okay));
-        if !in_multi && multi.is_ok() {
-            return Err(odd("MULTI was not answered with OK").with_outcome(Outcome::NotApplied));
-        }
-        let watch = (!keys.is_empty()).then(|| answers.remove(0));
-        let refused = watch.and_then(Result::err);
-        let reads = answers
-            .into_iter()
-            .zip(conditions)
-            .map(|(answer, condition)| {
-                let about = |e: Error| {
-                    let e = e.during(condition.read().name());
-                    let key = condition.read().keys().next();
-                    e.on_key(key.unwrap_or_default())
-                };
-                answer.map(Reply::of).map_err(about)
-            });
-        let reads = match refused {
-            Some(e) => Err(e.during("WATCH").on_key(keys[0])),
-            None => reads.collect::<Result<Vec<_>>>(),
-        };
-        let reads = reads.and_then(|r| multi.map(|_| r).map_err(|e| e.during("MULTI")));
-        Ok(Begun { reads, in_multi })
+        let answers = answers.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
+        Ok(look(conditions, answers))
     }
 
     /// Leaves a transaction that has no commands yet.
     fn abandon(&mut self, mut c: Connection, in_multi: bool, by: Deadline) {
         let name = if in_multi { "DISCARD" } else { "UNWATCH" };
         // otherwise it is closed, which does the same
-        if c.call(&redis::cmd(name), by.wait()).is_ok() {
+        if let Ok(Value::Okay) = c.call(&redis::cmd(name), by.wait()) {
             self.link.return_connection(c);
         }
     }
 
     /// The second write: the commands in their order, then the messages in theirs.
-    fn encode(&mut self, parts: &Parts<'_>, streams: &Streams<'_>) -> Result<()> {
+    fn encode(&mut self, parts: &Parts<'_>, routes: &Routes<'_>) -> Result<()> {
         self.second.clear();
         for command in &parts.commands {
             command.encode(&mut self.second);
         }
-        for (m, partition) in parts.messages.iter().zip(&streams.routes) {
+        for (m, partition) in parts.messages.iter().zip(&routes.partitions) {
             let entry = self.plan.entry(m, &mut self.packing)?;
-            streams.encoder.xadd(&mut self.second, &entry, *partition);
+            routes.encoder.xadd(&mut self.second, &entry, *partition);
         }
         resp::whole(&mut self.second, &[b"EXEC"]);
         Ok(())
     }
+}
 
-    /// Takes the answers of commands that were run apart: replies, ids, and the first that failed.
-    fn sort(
-        &self,
-        parts: &Parts<'_>,
-        streams: &Streams<'_>,
-        mut answers: Vec<Value>,
-    ) -> Result<Commit> {
-        let first_failed = answers
-            .iter()
-            .enumerate()
-            .find_map(|(i, answer)| match answer {
-                Value::ServerError(e) => {
-                    Some((i, Error::server("outbox", error_line(e).as_bytes())))
-                }
-                _ => None,
-            });
-        let mut published = Vec::with_capacity(parts.messages.len());
-        for (answer, partition) in answers.drain(parts.commands.len()..).zip(&streams.routes) {
-            published.push(match answer {
-                Value::BulkString(text) => match StreamId::parse(&text) {
-                    Some(id) => {
-                        streams.encoder.count(*partition);
-                        Some(id)
-                    }
-                    None => return Err(odd("the answer to XADD is no stream id")),
-                },
-                Value::ServerError(_) => None,
-                _ => return Err(odd("the answer to XADD is no stream id")),
-            });
+/// Takes the answers of commands that were run apart: replies, ids, and the first that failed.
+fn sort(parts: &Parts<'_>, routes: &Routes<'_>, answers: Vec<Value>) -> Result<Commit> {
+    let mut replies: Vec<_> = answers.into_iter().map(Reply::of).collect();
+    let mut numbered = replies.iter().enumerate();
+    let failed = numbered.find_map(|(i, reply)| match reply {
+        Reply::Failed(text) => Some((i, Error::server("outbox", text.as_bytes()))),
+        _ => None,
+    });
+    let ids = replies.drain(parts.commands.len()..);
+    let published: Vec<_> = ids.map(|id| published(&id)).collect::<Result<_>>()?;
+    for (id, partition) in published.iter().zip(&routes.partitions) {
+        if id.is_some() {
+            routes.encoder.count(*partition);
         }
-        let Some((command, e)) = first_failed else {
-            return Ok(Commit::Committed(Committed {
-                ids: published.into_iter().flatten().collect(),
-                replies: answers.into_iter().map(Reply::of).collect(),
-            }));
-        };
-        let e = parts.about_command(e, command, streams);
-        if parts.commands.is_empty() && published.iter().all(Option::is_none) {
-            return Err(e);
-        }
-        let partly = PartlyFailed { command, published };
-        Err(e.with_outcome(Outcome::Applied).caused_by(partly))
     }
-}
-
-/// After the first round trip.
-struct Begun {
-    /// What the conditions look at, or who refused first.
-    reads: Result<Vec<Reply>>,
-    in_multi: bool,
-}
-
-/// What the answers to the second write mean.
-#[derive(Debug)]
-enum Executed {
-    /// All ran, with these answers.
-    Done(Vec<Value>),
-    /// Something watched has changed. Nothing ran.
-    Raced,
-    /// Nothing ran: which command was refused first, if it was one, and why.
-    Refused(Option<usize>, Error),
-    /// Nobody can tell.
-    Odd(&'static str),
-}
-
-/// Judges the answers to the commands of a transaction and, last, to its EXEC.
-fn judge(mut answers: Vec<Result<Value>>) -> Executed {
-    const BECAUSE: &str = "EXECABORT Transaction discarded because of: ";
-    let exec = answers.pop().unwrap_or(Ok(Value::Nil));
-    let queued = |a: &Result<Value>| match a {
-        Ok(Value::SimpleString(text)) => text == "QUEUED",
-        answer => answer.is_err(),
+    let Some((command, e)) = failed else {
+        let ids = published.into_iter().flatten().collect();
+        return Ok(Commit::Committed(Committed { ids, replies }));
     };
-    if !answers.iter().all(queued) {
-        return Executed::Odd("a command was not put in the queue of its transaction");
+    let e = parts.about_command(e, command, routes);
+    if parts.commands.is_empty() && published.iter().all(Option::is_none) {
+        return Err(e);
     }
-    let n = answers.len();
-    let mut refusals = answers.into_iter().enumerate();
-    let refused = refusals.find_map(|(i, a)| Some((i, a.err()?)));
-    match (exec, refused) {
-        // what EXEC says then is only that there was one
-        (Err(_), Some((i, e))) => Executed::Refused(Some(i), e),
-        (Err(e), None) => Executed::Refused(
-            None,
-            match e.message().strip_prefix(BECAUSE) {
-                Some(reason) => Error::server("EXEC", reason.as_bytes()),
-                None => e.during("EXEC"),
-            },
-        ),
-        (Ok(Value::Nil), None) => Executed::Raced,
-        (Ok(Value::Array(values)), None) if values.len() == n => Executed::Done(values),
-        _ => Executed::Odd("the answer to EXEC fits no transaction"),
-    }
+    let partly = PartlyFailed { command, published };
+    Err(e.with_outcome(Outcome::Applied).caused_by(partly))
 }
 
-#[cold]
-fn odd(why: &'static str) -> Error {
-    Error::new(ErrorKind::Protocol, "outbox", why).with_outcome(Outcome::Unknown)
-}
-
-/// What was done of a transaction in which a command failed while it ran, and which the server does not
-/// undo. Found by [`Error::partly_failed`]; the error itself says why the command failed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PartlyFailed {
-    /// Which command failed, the first if several did: counted from 0 in the order they were added.
-    /// Those that publish come after all of yours.
-    pub command: usize,
-    /// The ids of the messages that were published all the same, in the order they were added; `None`
-    /// for one that was not.
-    pub published: Vec<Option<StreamId>>,
-}
-
-impl fmt::Display for PartlyFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the rest of the transaction was carried out; published: ")?;
-        for (i, id) in self.published.iter().enumerate() {
-            f.write_str(if i == 0 { "" } else { ", " })?;
-            match id {
-                Some(id) => write!(f, "{id}")?,
-                None => f.write_str("nothing")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl error::Error for PartlyFailed {}
-
-impl Error {
-    /// What was done all the same, when a command failed inside a transaction of the
-    /// [outbox](crate::Outbox) that was carried out. [`outcome`](Self::outcome) is then
-    /// [`Applied`](Outcome::Applied): repeating the transaction would publish again.
-    pub fn partly_failed(&self) -> Option<&PartlyFailed> {
-        error::Error::source(self)?.downcast_ref()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::ServerClass;
-
-    fn queued() -> Result<Value> {
-        Ok(Value::SimpleString("QUEUED".into()))
-    }
-
-    fn no(text: &str) -> Result<Value> {
-        Err(Error::server("call", text.as_bytes()))
-    }
-
-    const ABORT: &str = "EXECABORT Transaction discarded because of previous errors.";
-
-    #[test]
-    fn the_first_refused_command_is_named_and_not_the_abort_it_caused() {
-        let oom = "OOM command not allowed when used memory > 'maxmemory'.";
-        for (answers, command, class, retryable) in [
-            (
-                vec![queued(), no("NOPERM no"), no(oom), no(ABORT)],
-                Some(1),
-                ServerClass::NoPermission,
-                false,
-            ),
-            (
-                vec![no(oom), queued(), no(ABORT)],
-                Some(0),
-                ServerClass::OutOfMemory,
-                true,
-            ),
-            (
-                vec![
-                    queued(),
-                    no(&format!(
-                        "EXECABORT Transaction discarded because of: {oom}"
-                    )),
-                ],
-                None,
-                ServerClass::OutOfMemory,
-                true,
-            ),
-            (
-                vec![
-                    queued(),
-                    no("EXECABORT Transaction discarded because of: READONLY You can't"),
-                ],
-                None,
-                ServerClass::ReadOnly,
-                true,
-            ),
-            (
-                vec![queued(), no("LOADING")],
-                None,
-                ServerClass::Loading,
-                true,
-            ),
-        ] {
-            match judge(answers) {
-                Executed::Refused(at, e) => {
-                    assert_eq!((at, e.server_class()), (command, Some(class)), "{e}");
-                    assert_eq!(e.is_retryable(), retryable, "{e}");
-                    assert_eq!(e.outcome(), Outcome::NotApplied);
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn nil_is_a_race_and_an_answer_to_each_is_done() {
-        assert!(matches!(
-            judge(vec![queued(), Ok(Value::Nil)]),
-            Executed::Raced
-        ));
-        let id = || Value::BulkString(b"1-0".to_vec());
-        let both = Ok(Value::Array(vec![Value::Int(1), id()]));
-        match judge(vec![queued(), queued(), both]) {
-            Executed::Done(values) => assert_eq!(values, [Value::Int(1), id()]),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn what_fits_no_transaction_is_known_to_nobody() {
-        let array = |n| Ok(Value::Array(vec![Value::Int(1); n]));
-        for answers in [
-            // run at once, as behind a proxy that has lost the MULTI
-            vec![Ok(Value::Int(1)), no("ERR EXEC without MULTI")],
-            vec![Ok(Value::Int(1)), array(1)],
-            vec![Ok(Value::Okay), Ok(Value::Nil)],
-            vec![queued(), array(2)],
-            vec![queued(), queued(), array(1)],
-            vec![queued(), Ok(Value::Okay)],
-            vec![no("OOM"), array(1)],
-            vec![no("OOM"), Ok(Value::Nil)],
-        ] {
-            let shown = format!("{answers:?}");
-            let judged = judge(answers);
-            assert!(matches!(judged, Executed::Odd(_)), "{shown}: {judged:?}");
-        }
+/// The id that an XADD answered, unless it failed.
+fn published(reply: &Reply) -> Result<Option<StreamId>> {
+    match reply {
+        Reply::Failed(_) => Ok(None),
+        id => match id.text().and_then(StreamId::parse) {
+            Some(id) => Ok(Some(id)),
+            None => Err(odd("the answer to XADD is no stream id")),
+        },
     }
 }

@@ -25,6 +25,9 @@ section! {
         /// messages that have one need an explicit partition.
         partitioner: String = String::from("xxh3"), "Partitioner", Text,
             set(name: impl Into<String>) name.into();
+        /// Whether a state store keeps correlation id, trace context and headers of an event in the
+        /// state too. They are published in any case.
+        state_metadata: bool = false, "StateMetadata", Flag;
     }
 }
 

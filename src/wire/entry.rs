@@ -70,6 +70,11 @@ impl<'a> Entry<'a> {
         .filter_map(|(name, value)| Some((name, value?)))
     }
 
+    /// The fields of an entry of a state, where the key says nothing new.
+    pub(crate) fn state_pairs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
+        self.pairs().filter(|(name, _)| *name != KEY)
+    }
+
     /// The bytes of all its values together.
     pub(crate) fn size(&self) -> usize {
         let traceparent = self.traceparent.unwrap_or_default();
@@ -93,7 +98,6 @@ impl<'a> Entry<'a> {
 
     /// The message that names and values make, in whatever order they come. The last value of a
     /// name counts, and unknown names are passed over.
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn from_pairs(
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<Self, Malformed> {

@@ -153,6 +153,18 @@ fn call(line: &Arc<Line<Puppet>>, command: &str, within: Duration) -> mpsc::Rece
     hear
 }
 
+/// A line with one call on it that is through with writing.
+fn reading(command: &str) -> (Arc<Line<Puppet>>, mpsc::Receiver<Told>) {
+    let line = line();
+    let reader = call(&line, command, LONG);
+    let deadline = clock::now() + LONG;
+    while !line.state.lock().has_reader {
+        assert!(clock::now() < deadline, "not reading in time");
+        thread::yield_now();
+    }
+    (line, reader)
+}
+
 fn told(hear: &mpsc::Receiver<Told>) -> Result<String> {
     hear.recv_timeout(LONG)
         .expect("told in time")
@@ -236,8 +248,7 @@ fn a_common_write_that_breaks_tells_apart_who_may_have_been_heard() {
 
 #[test]
 fn an_end_found_by_the_reader_leaves_the_write_under_way_to_the_writer() {
-    let line = line();
-    let reader = call(&line, "r", LONG);
+    let (line, reader) = reading("r");
     line.far.pull(|s| s.is_stuck = true);
     let writer = call(&line, "w", LONG);
     line.far.until(|s| s.writes.len() == 2);
@@ -351,8 +362,7 @@ fn more_answers_than_questions_end_the_line() {
 
 #[test]
 fn an_answer_to_what_was_not_sent_yet_ends_the_line() {
-    let line = line();
-    let reader = call(&line, "r", LONG);
+    let (line, reader) = reading("r");
     line.far.pull(|s| s.is_stuck = true);
     let writer = call(&line, "w", LONG);
     line.far.until(|s| s.writes.len() == 2);
