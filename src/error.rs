@@ -29,6 +29,8 @@ pub enum ErrorKind {
     Malformed,
     /// The message is larger than the server or the settings allow. Nothing was sent.
     TooLarge,
+    /// A queue had no room for the message, which was not taken into it or was dropped from it.
+    Full,
     /// The handle, consumer or partition was stopped.
     Stopped,
     /// A handler failed under a policy that ends the consumer.
@@ -161,7 +163,7 @@ impl Error {
             ErrorKind::Connect | ErrorKind::Server => {
                 self.server_class().is_none_or(ServerClass::is_retryable)
             }
-            ErrorKind::Io | ErrorKind::Timeout | ErrorKind::Protocol => true,
+            ErrorKind::Io | ErrorKind::Timeout | ErrorKind::Protocol | ErrorKind::Full => true,
             ErrorKind::Config
             | ErrorKind::Argument
             | ErrorKind::Malformed
@@ -256,11 +258,13 @@ impl Error {
     }
 
     /// Whether the connection it came over is worth keeping: the server refused, and over another it
-    /// would refuse the same. Not so when its role, its place in a cluster or the login has changed.
+    /// would refuse the same. Not so when its role, its place in a cluster or the login has changed, or
+    /// when what was sent made no sense to it, as an argument larger than it takes: then it hangs up.
     pub(crate) fn keeps_connection(&self) -> bool {
         use ServerClass::{Auth, Moved, ReadOnly};
         self.0.kind == ErrorKind::Server
             && !matches!(self.server_class(), Some(Auth | Moved | ReadOnly))
+            && !self.0.message.starts_with("ERR Protocol error")
             && !matches!(
                 self.server_code(),
                 Some("UNBLOCKED" | "MASTERDOWN" | "CLUSTERDOWN")

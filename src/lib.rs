@@ -166,20 +166,21 @@ mod sync;
 pub mod testing;
 mod wire;
 
-pub use batch::{Batch, Fields, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
+pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
 pub use handler::{
-    Action, BatchHandler, Failure, HandlerResult, MessageHandler, OrAction, Schema, TypedHandler,
-    typed,
+    Action, BatchHandler, Codec, Failure, HandlerResult, MessageHandler, OrAction, Schema,
+    TypedBatchHandler, TypedHandler, typed, typed_batch,
 };
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Append, Argument, Claim, Command, Commit, Committed, Condition, DedicatedPublisher, Draft,
-    DraftOnce, Forwarder, Forwarding, Idempotency, Outbox, Outgoing, PartlyFailed, PublishStatus,
-    Published, Publisher, Reply, Source, StateEvent, StateStore, Transaction,
+    Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Condition,
+    DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency, MessageType,
+    Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt, Reply, Source,
+    StateEvent, StateStore, Transaction, Undelivered,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

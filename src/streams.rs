@@ -21,7 +21,10 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    publish::{PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys, TraceHook, ensure},
+    publish::{
+        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys,
+        TraceHook, ensure,
+    },
     wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
 
@@ -61,6 +64,8 @@ struct Inner {
     pod: String,
     consumers: Mutex<Vec<Weak<Running>>>,
     published: Mutex<BTreeMap<String, Arc<PublishCounts>>>,
+    /// One queue for each topic.
+    buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
     trace: TraceHook,
     end: Mutex<End>,
     ended: Condvar,
@@ -140,6 +145,7 @@ impl Streams {
             target,
             consumers: Mutex::default(),
             published: Mutex::default(),
+            buffered: Mutex::default(),
             trace: TraceHook::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
@@ -182,11 +188,35 @@ impl Streams {
     ///
     /// # Errors
     ///
-    /// A name that no topic can have.
+    /// A name that no topic can have, or one whose entry in `Producers` says `Buffered: true`.
     pub fn publisher(&self, topic: impl Into<String>) -> Result<Publisher> {
-        Ok(Publisher::new(
-            self.publish_plan("streams-pub", topic.into())?,
-        ))
+        let topic = topic.into();
+        let settings = &self.inner.settings;
+        settings.producer_for(&topic, false, "streams.publisher")?;
+        Ok(Publisher::new(self.publish_plan("streams-pub", topic)?))
+    }
+
+    /// A buffered publisher for a topic, from its entries in `Producers` and `Topics` or with defaults.
+    /// Connects on first use. While one is open, this is another handle of it.
+    ///
+    /// # Errors
+    ///
+    /// A name that no topic can have, one whose entry in `Producers` says `Buffered: false`, or a thread
+    /// that cannot be started.
+    pub fn buffered(&self, topic: impl Into<String>) -> Result<BufferedPublisher> {
+        let topic = topic.into();
+        let inner = &*self.inner;
+        let producer = inner
+            .settings
+            .producer_for(&topic, true, "streams.buffered")?;
+        let mut open = inner.buffered.lock();
+        if let Some(publisher) = open.get(&topic).and_then(BufferedPublisher::upgrade) {
+            return Ok(publisher);
+        }
+        let plan = self.publish_plan("streams-pump", topic.clone())?;
+        let publisher = BufferedPublisher::start(plan, producer)?;
+        open.insert(topic, publisher.downgrade());
+        Ok(publisher)
     }
 
     /// An outbox for a topic, from its entry in `Topics` or with defaults, on a connection of its own.

@@ -27,6 +27,7 @@ fn small<T: Copy + Eq + Hash + Debug + Send + Sync + 'static>() {}
 fn types_cross_threads() {
     owned::<Streams>();
     owned::<Publisher>();
+    owned::<BufferedPublisher>();
     owned::<Outbox>();
     owned::<StateStore>();
     owned::<Append>();
@@ -61,9 +62,15 @@ fn types_cross_threads() {
 
     send_and_sync::<Consumer>();
     send_and_sync::<DedicatedPublisher>();
+    send_and_sync::<Receipt>();
+    send_and_sync::<Flushed>();
+    send_and_sync::<Closed>();
+    send_and_sync::<Undelivered>();
     send_and_sync::<Error>();
     send_and_sync::<Failure>();
     send_and_sync::<Scratch>();
+    owned::<Json>();
+    owned::<As<'static, str>>();
     send_and_sync::<HasHandler>();
     send_and_sync::<NoHandler>();
     send_and_sync::<Message<'static>>();
@@ -125,6 +132,10 @@ fn handlers_can_be_chosen_at_run_time() {
         Ok(())
     });
     sendable(typed);
+    sendable(typed_batch::<u64Of>(|n, batch| {
+        assert_eq!(n.len(), batch.len());
+        Ok(())
+    }));
 }
 
 #[allow(non_camel_case_types)]

@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::Deserialize;
-use streamlane::{Batch, HasHandler, Message, Schema, StartFrom, typed};
+use streamlane::{Batch, HasHandler, Message, Schema, StartFrom, typed, typed_batch};
 
 use crate::{
     Bench, Outcome,
@@ -66,6 +66,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
                 Way::new("batch handler", || lane.batches()),
                 Way::new("message handler", || lane.messages()),
                 Way::new("JSON handler", || lane.json()),
+                Way::new("JSON batch handler", || lane.json_batches()),
             ];
             compare(&bench.options, &title, &columns, ways)?;
         }
@@ -149,6 +150,20 @@ impl Lane<'_> {
                 typed::<Order<'_>>(move |order, m| {
                     let read = order.id == 1_234_567 && !order.customer.is_empty();
                     meter.add(1, if read { m.body().len() } else { 0 });
+                    Ok(())
+                })
+            })
+        })
+    }
+
+    fn json_batches(&self) -> Outcome<Vec<f64>> {
+        self.run(|builder, meter| {
+            builder.json_batches(move |_| {
+                let mut meter = meter.take();
+                typed_batch::<Order<'_>>(move |orders, batch| {
+                    let read = |o: &Order<'_>| o.id == 1_234_567 && !o.customer.is_empty();
+                    let read = orders.iter().zip(batch).filter(|(o, _)| read(o));
+                    meter.add(orders.len(), read.map(|(_, m)| m.body().len()).sum());
                     Ok(())
                 })
             })

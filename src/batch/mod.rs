@@ -8,6 +8,7 @@ mod view;
 
 pub(crate) use arena::{Arena, ArenaPool};
 pub(crate) use index::{Filter, Index, Progress, Record};
-pub use scratch::Scratch;
+pub(crate) use scratch::emptied;
+pub use scratch::{Json, Scratch};
 pub(crate) use view::Context;
 pub use view::{Batch, Fields, Message, Messages, OwnedBatch, OwnedMessage, Text};

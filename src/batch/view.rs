@@ -73,6 +73,8 @@ impl Context {
 pub struct Batch<'a> {
     arena: &'a [u8],
     records: &'a [Record],
+    /// How many of the records it is about.
+    len: Cell<usize>,
     context: &'a Context,
     /// Told of the last message that is done.
     finish: &'a dyn Fn(&Record),
@@ -92,6 +94,7 @@ impl<'a> Batch<'a> {
         Self {
             arena,
             records,
+            len: Cell::new(records.len()),
             context,
             finish,
             done: Cell::new(0),
@@ -101,12 +104,12 @@ impl<'a> Batch<'a> {
 
     /// How many messages there are. Never 0 inside a handler.
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.len.get()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.len() == 0
     }
 
     /// The topic they come from.
@@ -123,7 +126,7 @@ impl<'a> Batch<'a> {
     pub fn messages(&self) -> Messages<'a> {
         Messages {
             arena: self.arena,
-            records: self.records.iter(),
+            records: self.records().iter(),
             context: self.context,
         }
     }
@@ -135,7 +138,7 @@ impl<'a> Batch<'a> {
 
     /// The message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<Message<'a>> {
-        let record = self.records.get(index)?;
+        let record = self.records().get(index)?;
         Some(Message::new(self.arena, record, self.context))
     }
 
@@ -191,6 +194,16 @@ impl<'a> Batch<'a> {
             partition: self.partition(),
             messages: self.messages().map(|m| m.to_owned()).collect(),
         }
+    }
+
+    /// Makes the call about its first messages alone. The others are handed over by the next call, as if
+    /// they had been read later.
+    pub(crate) fn shorten(&self, len: usize) {
+        self.len.set(len.min(self.len()));
+    }
+
+    fn records(&self) -> &'a [Record] {
+        &self.records[..self.len()]
     }
 
     /// Whether `each` ended early: then the handler's `Ok` is not about the rest.

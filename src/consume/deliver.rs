@@ -1,7 +1,6 @@
 //! Handing over what was read, and carrying out what the error contract says about failures.
 
 use std::{
-    any::Any,
     cell::RefCell,
     error::Error as StdError,
     fmt,
@@ -11,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Malformed, Message,
-    MessageHandler, OnError, Persist,
+    Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
+    OnError, Persist,
     backoff::BlockLadder,
     batch::Record,
     clock,
@@ -51,7 +50,7 @@ struct Attempts {
 struct Called {
     /// The first message of the read that it was given.
     start: usize,
-    /// How many it was given.
+    /// How many it was given, or took of them.
     handed: usize,
     /// How many of those it marked as done, if it said anything.
     done: Option<usize>,
@@ -145,12 +144,12 @@ impl Lane {
                     }
                     result => result,
                 };
-                (result, records.len(), batch.progress())
+                (result, batch.len(), batch.progress())
             }
             Handler::Messages(h) => {
                 let message = Message::new(bytes, &records[0], context);
                 let result = match message.malformed() {
-                    Some(why) => Ok(Err(malformed(why))),
+                    Some(why) => Ok(Err(Failure::malformed(why))),
                     None => catch_unwind(AssertUnwindSafe(|| h.handle(&message))),
                 };
                 (result, 1, None)
@@ -158,7 +157,7 @@ impl Lane {
         };
         let result = result.unwrap_or_else(|panic| {
             self.make_handler_anew();
-            Err(panicked(&*panic))
+            Err(Failure::panicked("handler", &*panic))
         });
         (
             result,
@@ -362,38 +361,4 @@ impl fmt::Display for Ids<'_> {
 fn describe(failure: &Failure) -> String {
     catch_unwind(AssertUnwindSafe(|| failure.to_string()))
         .unwrap_or_else(|_| "an error whose text could not be made: formatting it panicked".into())
-}
-
-fn malformed(why: Malformed) -> Failure {
-    Error::new(
-        ErrorKind::Malformed,
-        "decode",
-        format!("the entry is malformed: {why}"),
-    )
-    .into()
-}
-
-/// A panic as an ordinary error.
-#[derive(Debug)]
-struct HandlerPanic(String);
-
-impl fmt::Display for HandlerPanic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the handler panicked: {}", self.0)
-    }
-}
-
-impl StdError for HandlerPanic {}
-
-fn panicked(payload: &(dyn Any + Send)) -> Failure {
-    HandlerPanic(panic_text(payload)).into()
-}
-
-/// What a panic said.
-pub(super) fn panic_text(payload: &(dyn Any + Send)) -> String {
-    payload
-        .downcast_ref::<&str>()
-        .map(|s| (*s).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "(no text)".into())
 }

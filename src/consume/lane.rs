@@ -13,6 +13,7 @@ use crate::{
     batch::{ArenaPool, Context},
     clock,
     error::{Error, ErrorKind},
+    handler::panic_text,
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
     position::{Snapshot, Writer},
@@ -20,7 +21,7 @@ use crate::{
 };
 
 use super::{
-    deliver::{Classify, Handler, HandlerFactory, panic_text},
+    deliver::{Classify, Handler, HandlerFactory},
     reader::{Brought, ReadPlan, Reader},
     store::PositionStore,
     tail::tail_of,

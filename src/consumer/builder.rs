@@ -8,16 +8,18 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use serde::Deserialize;
 
 use super::{
     Consumer, FailHook,
     running::{Alive, Running},
 };
 use crate::{
-    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Message, MessageHandler,
-    OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedHandler,
+    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
+    MessageHandler, OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedBatchHandler,
+    TypedHandler,
     consume::{Classify, Flusher, Handler, HandlerFactory, Plan, Seat},
-    handler::Typed,
+    handler::DecodedBy,
     position::Table,
 };
 
@@ -118,9 +120,53 @@ impl ConsumerBuilder {
     where
         F: Fn(u32) -> T + Send + Sync + 'static,
         T: TypedHandler + 'static,
+        for<'a> T::Value<'a>: Deserialize<'a>,
+    {
+        self.codec(Json::default(), make)
+    }
+
+    /// Handles messages with JSON bodies batch by batch, decoded. `make` is as for
+    /// [`batches`](Self::batches); for closures see [`typed_batch`](crate::typed_batch).
+    pub fn json_batches<F, T>(self, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        F: Fn(u32) -> T + Send + Sync + 'static,
+        T: TypedBatchHandler + 'static,
+        for<'a> T::Value<'a>: Deserialize<'a>,
+    {
+        self.codec_batches(Json::default(), make)
+    }
+
+    /// As [`json`](Self::json), for bodies of another format: `codec` is a [`Codec`](crate::Codec) of the
+    /// handler's values, and each lane has a clone of it.
+    #[expect(
+        private_bounds,
+        reason = "a typed handler whose values the codec makes"
+    )]
+    pub fn codec<C, F, T>(self, codec: C, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        C: Clone + Send + Sync + 'static,
+        F: Fn(u32) -> T + Send + Sync + 'static,
+        T: TypedHandler + DecodedBy<C, dyn MessageHandler> + 'static,
     {
         self.handled_by(Arc::new(move |p| {
-            Handler::Messages(Box::new(Typed::new(make(p))))
+            Handler::Messages(make(p).decoded_by(codec.clone()))
+        }))
+    }
+
+    /// As [`json_batches`](Self::json_batches), for bodies of another format: `codec` is a
+    /// [`Codec`](crate::Codec) of the handler's values, and each lane has clones of it.
+    #[expect(
+        private_bounds,
+        reason = "a typed handler whose values the codec makes"
+    )]
+    pub fn codec_batches<C, F, T>(self, codec: C, make: F) -> ConsumerBuilder<HasHandler>
+    where
+        C: Clone + Send + Sync + 'static,
+        F: Fn(u32) -> T + Send + Sync + 'static,
+        T: TypedBatchHandler + DecodedBy<C, dyn BatchHandler> + 'static,
+    {
+        self.handled_by(Arc::new(move |p| {
+            Handler::Batches(make(p).decoded_by(codec.clone()))
         }))
     }
 

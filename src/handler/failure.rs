@@ -1,6 +1,13 @@
 //! A handler's error, and what it asks the lane to do.
 
-use std::{any::type_name, error::Error as StdError, fmt, time::Duration};
+use std::{
+    any::{Any, type_name},
+    error::Error as StdError,
+    fmt,
+    time::Duration,
+};
+
+use crate::{Error, ErrorKind, Malformed, Message};
 
 /// What a handler returns.
 pub type HandlerResult<T = ()> = std::result::Result<T, Failure>;
@@ -55,6 +62,32 @@ impl Failure {
     /// The name of the error's type, for logs and counters; `error` when it was a plain text.
     pub fn type_name(&self) -> &'static str {
         self.type_name
+    }
+
+    /// A message that is none, whatever its body holds.
+    #[cold]
+    pub(crate) fn malformed(why: Malformed) -> Self {
+        let what = format!("the entry is malformed: {why}");
+        Error::new(ErrorKind::Malformed, "decode", what).into()
+    }
+
+    /// A panic as an ordinary error of `who`.
+    #[cold]
+    pub(crate) fn panicked(who: &'static str, payload: &(dyn Any + Send)) -> Self {
+        let said = panic_text(payload);
+        HandlerPanic { who, said }.into()
+    }
+
+    /// What a codec said, as said of this message. What it asks for and its name stay.
+    #[cold]
+    pub(crate) fn decoding(self, message: &Message<'_>) -> Self {
+        let (id, bytes) = (message.id(), message.body().len());
+        let what = format!("message {id}: a body of {bytes} bytes does not decode");
+        let error = Error::new(ErrorKind::Malformed, "decode", what).caused_by(self.source);
+        Self {
+            source: error.into(),
+            ..self
+        }
     }
 
     pub(crate) fn into_error(self) -> Box<dyn StdError + Send + Sync> {
@@ -113,6 +146,30 @@ impl fmt::Debug for Failure {
             .field("error", &self.source)
             .finish()
     }
+}
+
+/// A panic of the user's code.
+#[derive(Debug)]
+struct HandlerPanic {
+    who: &'static str,
+    said: String,
+}
+
+impl fmt::Display for HandlerPanic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} panicked: {}", self.who, self.said)
+    }
+}
+
+impl StdError for HandlerPanic {}
+
+/// What a panic said.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "(no text)".into())
 }
 
 /// Says at the place an error happens what is to be done about it: `post(order)?` is an ordinary error,

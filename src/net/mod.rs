@@ -29,7 +29,7 @@ pub(crate) use target::{Secret, Target};
 use crate::clock;
 
 /// The moment `time` from now; a time too long to add is a year.
-fn after(time: Duration) -> Instant {
+pub(crate) fn after(time: Duration) -> Instant {
     let now = clock::now();
     now.checked_add(time)
         .unwrap_or_else(|| now + Duration::from_hours(365 * 24))

@@ -33,6 +33,10 @@ impl DedicatedPublisher {
         }
     }
 
+    pub(super) fn plan(&self) -> &Arc<PublishPlan> {
+        self.link.plan()
+    }
+
     /// As [`Publisher::publish`](crate::Publisher::publish). Allocates nothing once warm.
     ///
     /// # Errors

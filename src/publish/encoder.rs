@@ -12,7 +12,7 @@ use crate::{
     Error, Result, StreamId, Trim,
     error::{ErrorKind, Outcome},
     net::resp::{self, Head},
-    wire::{Entry, partition_of},
+    wire::{Entry, partition_of, partition_of_hash},
 };
 
 use super::{Count, Outgoing, PublishPlan, StreamKeys};
@@ -101,7 +101,7 @@ impl Encoder {
     pub(super) fn route(&self, m: &Outgoing<'_>, keyless: impl FnOnce() -> u32) -> Result<u32> {
         let partitions = self.partitions();
         match m.partition {
-            Some(p) => self.plan.check_partition(p, partitions).map(|()| p),
+            Some(p) => self.check(p),
             // So that sending it again finds the marker, whoever's turn it is.
             None if m.key.is_empty() => Ok(match m.dedupe {
                 Some(dedupe) => partition_of(dedupe.id, partitions),
@@ -111,11 +111,27 @@ impl Encoder {
         }
     }
 
+    /// The partition of a key with this hash.
+    pub(super) fn of_hash(&self, hash: u64) -> u32 {
+        partition_of_hash(hash, self.partitions())
+    }
+
+    /// A partition that was asked for, if the topic has it.
+    pub(super) fn check(&self, partition: u32) -> Result<u32> {
+        self.plan.check_partition(partition, self.partitions())?;
+        Ok(partition)
+    }
+
     /// Adds the XADD of an entry.
     pub(super) fn xadd(&self, out: &mut Vec<u8>, entry: &Entry<'_>, partition: u32) {
-        resp::command(out, 2 + self.args_after_key(entry));
-        out.extend_from_slice(&self.heads[partition as usize]);
+        self.head(out, entry.pair_count(), partition);
         fields(out, entry);
+    }
+
+    /// Adds the XADD of an entry up to its fields, of which there are so many pairs.
+    pub(super) fn head(&self, out: &mut Vec<u8>, pairs: usize, partition: u32) {
+        resp::command(out, 2 + self.trim_args + 2 * pairs);
+        out.extend_from_slice(&self.heads[partition as usize]);
     }
 
     /// How many arguments [`after_key`](Self::after_key) adds.
@@ -167,7 +183,8 @@ impl Encoder {
     }
 }
 
-fn fields(out: &mut Vec<u8>, entry: &Entry<'_>) {
+/// Adds the fields of an entry, names and values.
+pub(super) fn fields(out: &mut Vec<u8>, entry: &Entry<'_>) {
     for (name, value) in entry.pairs() {
         resp::arg(out, name);
         resp::arg(out, value);

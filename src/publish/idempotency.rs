@@ -287,7 +287,13 @@ impl Shared {
         let c = if let Some(c) = &mut *connection {
             c
         } else {
-            let c = dial(&self.target, &self.client_name, self.connect_timeout, by);
+            let c = dial(
+                &self.target,
+                &self.client_name,
+                self.connect_timeout,
+                None,
+                by,
+            );
             connection.insert(c.map_err(|e| self.about(e))?)
         };
         let answer = c.call(cmd, by.left());

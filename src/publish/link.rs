@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Inbox},
+    net::{Connection, Deadline, Inbox, Interrupt},
     wire::Entry,
 };
 
@@ -17,8 +17,8 @@ use super::{
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.
-const PIECE_BYTES: usize = 128 * 1024;
-const PIECE_MESSAGES: usize = 512;
+pub(super) const PIECE_BYTES: usize = 128 * 1024;
+pub(super) const PIECE_MESSAGES: usize = 512;
 
 /// A connection that was idle for longer than this is looked at before it is written to: the server
 /// may have closed it, and a message written to it would be neither stored nor known not to be.
@@ -40,6 +40,8 @@ pub(super) struct Link {
     /// Of each message that is on its way.
     routes: Vec<Route>,
     inbox: Inbox,
+    /// Calls whoever waits here away, where there is somebody to do so.
+    interrupt: Option<Arc<Interrupt>>,
 }
 
 /// Where a message went, and what kind of reply it will have.
@@ -61,6 +63,15 @@ impl Link {
             packing: Packing::default(),
             routes: Vec::new(),
             inbox: Inbox::default(),
+            interrupt: None,
+        }
+    }
+
+    /// A link whose waits end when `interrupt` is cut.
+    pub(super) fn interruptible(plan: Arc<PublishPlan>, interrupt: Arc<Interrupt>) -> Self {
+        Self {
+            interrupt: Some(interrupt),
+            ..Self::new(plan)
         }
     }
 
@@ -68,15 +79,14 @@ impl Link {
         self.inbox.set_spin(spin);
     }
 
-    pub(super) fn plan(&self) -> &PublishPlan {
+    pub(super) fn plan(&self) -> &Arc<PublishPlan> {
         &self.plan
     }
 
     /// Publishes one message within `by`.
     pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<Published> {
         let published = self.try_publish(m, by);
-        self.used_ms = clock::coarse_ms();
-        self.give_back();
+        self.rest();
         published.inspect_err(|e| self.plan.counts.failed(e))
     }
 
@@ -120,8 +130,7 @@ impl Link {
             self.connection = None;
             fail_rest(results, first + messages.len(), &e);
         }
-        self.used_ms = clock::coarse_ms();
-        self.give_back();
+        self.rest();
         for e in results[first..].iter().filter_map(|r| r.as_ref().err()) {
             self.plan.counts.failed(e);
         }
@@ -215,11 +224,22 @@ impl Link {
         Ok(Route { partition, once })
     }
 
-    /// Gives memory back after a large message.
-    fn give_back(&mut self) {
+    /// The commands to send next.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// To be called when nothing is on its way any more. Gives memory back after a large message.
+    pub(super) fn rest(&mut self) {
+        self.used_ms = clock::coarse_ms();
         if self.out.capacity() > KEPT_BYTES {
             self.out = Vec::with_capacity(4096);
         }
+    }
+
+    /// Gives the connection up.
+    pub(super) fn hang_up(&mut self) {
+        self.connection = None;
     }
 
     /// A connection that can be written to, and a topic that is known to exist.
@@ -234,7 +254,7 @@ impl Link {
         let c = if let Some(c) = &mut self.connection {
             c
         } else {
-            let c = self.plan.dial(by)?;
+            let c = self.plan.dial_unless(self.interrupt.as_ref(), by)?;
             self.inbox.clear();
             self.connection.insert(c)
         };
@@ -268,7 +288,7 @@ impl Link {
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
     /// the last call, it is sent over the next one.
-    fn send(&mut self, by: Deadline) -> Result<()> {
+    pub(super) fn send(&mut self, by: Deadline) -> Result<()> {
         match self.try_send(by) {
             Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
                 self.connection = None;
@@ -284,6 +304,18 @@ impl Link {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
         };
         c.send(&self.out, by.wait())
+    }
+
+    /// Takes one id, or the server's refusal.
+    pub(super) fn receive_id(
+        &mut self,
+        encoder: &Encoder,
+        partition: u32,
+        by: Deadline,
+    ) -> Result<StreamId> {
+        let once = false;
+        let published = self.receive(encoder, Route { partition, once }, by);
+        published.map(|p| p.id)
     }
 
     /// Takes the reply to one message.

@@ -82,17 +82,6 @@ impl<'a> Outgoing<'a> {
         self
     }
 
-    /// Stores it once, however often it is published under this id within `ttl`; see
-    /// [`Draft::dedupe`], whose limits hold here too. For a batch: read its results as [`Published`] to
-    /// learn which messages were stored before. A transaction of the [`Outbox`](crate::Outbox) refuses it:
-    /// there, a condition says whether to publish.
-    #[must_use]
-    pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> Self {
-        let id = id.as_ref();
-        self.dedupe = Some(Dedupe { id, ttl });
-        self
-    }
-
     /// The same message for as long as this one is borrowed: the compiler does not see that a shorter
     /// time would do, because of the headers.
     pub(super) fn reborrow(&self) -> Outgoing<'_> {
@@ -106,6 +95,17 @@ impl<'a> Outgoing<'a> {
             partition: self.partition,
             dedupe: self.dedupe,
         }
+    }
+
+    /// Stores it once, however often it is published under this id within `ttl`; see
+    /// [`Draft::dedupe`], whose limits hold here too. For a batch: read its results as [`Published`] to
+    /// learn which messages were stored before. Where messages wait in a queue, or are part of a transaction,
+    /// it is refused.
+    #[must_use]
+    pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> Self {
+        let id = id.as_ref();
+        self.dedupe = Some(Dedupe { id, ttl });
+        self
     }
 
     /// The payload.

@@ -1,5 +1,6 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+mod buffered;
 mod command;
 mod condition;
 mod counts;
@@ -8,6 +9,7 @@ mod encoder;
 mod ensure;
 mod forwarder;
 mod idempotency;
+mod json;
 mod line;
 mod link;
 mod message;
@@ -20,6 +22,8 @@ mod state_store;
 mod transaction;
 mod verdict;
 
+pub(crate) use buffered::Handle;
+pub use buffered::{BufferedPublisher, Closed, Flushed, Receipt, Undelivered};
 pub use command::{Argument, Command, Reply};
 pub use condition::Condition;
 pub(crate) use counts::PublishCounts;
@@ -28,6 +32,7 @@ pub use dedicated::DedicatedPublisher;
 pub(crate) use ensure::{Role, StreamKeys, ensure};
 pub use forwarder::{Forwarder, Forwarding, Source};
 pub use idempotency::{Claim, Idempotency};
+pub use json::{As, MessageType};
 pub use message::{Draft, DraftOnce, Outgoing};
 pub use once::Published;
 pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Target},
+    net::{Connection, Deadline, Interrupt, Target},
     wire::{self, Entry, Keys, RoundRobin, XXH3},
 };
 
@@ -65,6 +65,13 @@ impl fmt::Debug for TraceHook {
 pub(super) struct Packing {
     headers: Vec<u8>,
     trace: Option<Traceparent>,
+}
+
+impl Packing {
+    /// How much memory it holds on to.
+    pub(super) fn capacity(&self) -> usize {
+        self.headers.capacity()
+    }
 }
 
 impl PublishPlan {
@@ -148,7 +155,17 @@ impl PublishPlan {
 
     /// As [`dial`], for this topic.
     pub(super) fn dial(&self, by: Deadline) -> Result<Connection> {
-        let c = dial(&self.target, &self.client_name, self.connect_timeout, by);
+        self.dial_unless(None, by)
+    }
+
+    /// The same, until `interrupt` is cut.
+    pub(super) fn dial_unless(
+        &self,
+        interrupt: Option<&Arc<Interrupt>>,
+        by: Deadline,
+    ) -> Result<Connection> {
+        let (target, name) = (&self.target, &self.client_name);
+        let c = dial(target, name, self.connect_timeout, interrupt, by);
         c.map_err(|e| self.about(e))
     }
 
@@ -173,16 +190,17 @@ impl PublishPlan {
 }
 
 /// Connects; while the server is down it is tried again until the time is up, for nothing has been sent
-/// yet. The gate sees to it that this is no storm.
+/// yet. The gate sees to it that this is no storm. `interrupt` can end it.
 pub(super) fn dial(
     target: &Target,
     client_name: &str,
     connect_timeout: Duration,
+    interrupt: Option<&Arc<Interrupt>>,
     by: Deadline,
 ) -> Result<Connection> {
     loop {
         let wait = by.left().min(connect_timeout);
-        match Connection::dial(target, client_name, None, wait) {
+        match Connection::dial(target, client_name, interrupt, wait) {
             Err(e) if e.is_retryable() && !by.left().is_zero() => {}
             done => return done,
         }

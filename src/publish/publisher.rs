@@ -62,6 +62,10 @@ impl Publisher {
         }
     }
 
+    pub(super) fn plan(&self) -> &PublishPlan {
+        &self.shared.plan
+    }
+
     /// The topic it publishes to.
     pub fn topic(&self) -> &str {
         &self.shared.plan.topic

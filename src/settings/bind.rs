@@ -414,12 +414,12 @@ mod tests {
         assert_eq!(s.check().unwrap(), s.warnings);
         let lines = refused(
             r#"{"Consumers": [{"Topic": "a", "Instances": {"Mode": "Static", "Count": 2},
-                "ResetOnStart": true}], "Producers": [{"Topic": "a", "MaxQueue": 5}]}"#,
+                "ResetOnStart": true}], "Topics": {"a": {"RetentionSeconds": 5}}}"#,
         );
         assert_eq!(lines.len(), 4, "{lines:#?}");
         assert!(lines[0].starts_with("Streams:Consumers[0]:Instances:Mode: not available"));
         assert!(lines[2].contains("ResetOnStart") && lines[2].contains("StartFrom"));
-        assert!(lines[3].starts_with("Streams:Producers[0]:MaxQueue: not available"));
+        assert!(lines[3].starts_with("Streams:Topics:a:RetentionSeconds: not available"));
     }
 
     #[test]

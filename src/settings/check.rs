@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ConsumerSettings, Persist, ReadMode, Settings, StartFrom, TopicSettings, Trim,
+    ConsumerSettings, Persist, ProducerSettings, ReadMode, Settings, StartFrom, TopicSettings,
+    Trim,
     key::{Key, Section},
     problem::{Problems, not_allowed, printable},
 };
@@ -45,9 +46,7 @@ pub(super) fn contradictions(s: &Settings, environment_known: bool, problems: &m
         check_consumer(&format!("Streams:Consumers[{i}]"), consumer, problems);
     }
     for (i, producer) in s.producers.iter().enumerate() {
-        let at = format!("Streams:Producers[{i}]");
-        ranges(producer, &at, problems);
-        need_topic(&producer.topic, &at, problems);
+        check_producer(&format!("Streams:Producers[{i}]"), producer, problems);
     }
     duplicates(s, problems);
 }
@@ -137,6 +136,24 @@ fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
                 at,
                 &[key, "ReadMode"],
                 &format!("has no effect unless ReadMode is {mode:?}; remove it or change ReadMode"),
+            );
+        }
+    }
+}
+
+fn check_producer(at: &str, p: &ProducerSettings, problems: &mut Problems) {
+    ranges(p, at, problems);
+    need_topic(&p.topic, at, problems);
+    // unset, the code decides
+    if p.buffered || !p.is_set("Buffered") {
+        return;
+    }
+    for key in ProducerSettings::OF_THE_BUFFER {
+        if p.is_set(key) {
+            problems.contradict(
+                at,
+                &[key, "Buffered"],
+                "has no effect while Buffered is false; remove it or set Buffered to true",
             );
         }
     }
@@ -276,7 +293,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::settings::{OnError, ProducerSettings};
+    use crate::settings::OnError;
 
     fn refused(s: &Settings) -> Vec<String> {
         let text = s.check().expect_err("it is refused").to_string();
@@ -366,6 +383,28 @@ mod tests {
                 "{lines:#?}"
             );
             assert!(lines[0].contains(also), "{lines:#?}");
+        }
+    }
+
+    #[test]
+    fn what_only_a_buffer_heeds_is_refused_where_there_is_none() {
+        let p = || ProducerSettings::new("t").max_batch(5).drop_oldest(false);
+        let with = |p| Settings::default().with_producer(p);
+        let lines = refused(&with(p().buffered(false)));
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        for (line, key) in lines.iter().zip(["MaxBatch", "DropOldest"]) {
+            let start = format!("Streams:Producers[0]:{key}: ");
+            assert!(line.starts_with(&start) && line.contains("Buffered"));
+        }
+        for fine in [p(), p().buffered(true), p().max_wait(Duration::ZERO)] {
+            assert!(with(fine).check().is_ok());
+        }
+        for (outside, key) in [
+            (p().max_batch(0), "MaxBatch"),
+            (p().max_queue(0), "MaxQueue"),
+            (p().max_wait(Duration::from_hours(2)), "MaxWaitMs"),
+        ] {
+            assert!(refused(&with(outside))[0].contains(key));
         }
     }
 

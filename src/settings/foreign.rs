@@ -32,11 +32,6 @@ const REFUSED: &[Refused] = &[
     later(Place::Consumers, "Delivery", &["Ordered"]),
     later(Place::Consumers, "UseConsumerGroup", &["false"]),
     later(Place::Consumers, "Instances", &[]),
-    later(Place::Producers, "Buffered", &["false"]),
-    later(Place::Producers, "MaxWaitMs", &[]),
-    later(Place::Producers, "MaxBatch", &[]),
-    later(Place::Producers, "MaxQueue", &[]),
-    later(Place::Producers, "DropOldest", &["false"]),
     Refused {
         place: Place::Consumers,
         key: "ResetOnStart",
@@ -117,7 +112,7 @@ mod tests {
 
     #[test]
     fn keys_of_peers_bind_warn_or_are_refused() {
-        use Place::{Consumers, Producers, Root, Topics};
+        use Place::{Consumers, Root, Topics};
         let idle = |v: &Verdict| matches!(v, Verdict::Idle(..));
         let refused = |v: &Verdict| matches!(v, Verdict::Refused(_));
         for (place, key, value) in [
@@ -126,14 +121,13 @@ mod tests {
             (Consumers, "Instances", "x"),
             (Consumers, "ResetOnStart", "True"),
             (Topics, "RetentionSeconds", "60"),
-            (Producers, "Buffered", "true"),
         ] {
             assert!(refused(&judge(place, key, Some(value))), "{key}");
         }
         for (place, key, value) in [
             (Consumers, "delivery", "ORDERED"),
             (Consumers, "ResetOnStart", "false"),
-            (Producers, "buffered", " False"),
+            (Topics, "backgroundTrimIntervalSeconds", " 0"),
         ] {
             assert_eq!(judge(place, key, Some(value)), Verdict::Fine, "{key}");
         }

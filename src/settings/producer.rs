@@ -1,12 +1,36 @@
 //! The settings of publishing to one topic.
 
-use super::codec::{Codec, Text};
+use std::time::Duration;
+
+use super::codec::{Codec, Flag, Text, Whole, millis, seconds};
+
+/// A day, in seconds.
+const DAY: u64 = 86_400;
 
 section! {
-    /// One topic a service publishes to. An entry of `Producers`.
+    /// How a service publishes to one topic. An entry of `Producers`.
     pub struct ProducerSettings in Producers {
         /// The topic. Required.
         topic: String = String::new(), "Topic", Text, set(topic: impl Into<String>) topic.into();
+        /// Whether messages wait in memory and are sent in batches by a thread of their own. True or
+        /// false holds the code to it; unset leaves the choice to the code.
+        buffered: bool = false, "Buffered", Flag;
+        /// The most messages of one batch.
+        max_batch: u32 = 500, "MaxBatch", Whole("messages", 1, 100_000);
+        /// How long a message waits for others to make a batch with. 0 sends whatever is there.
+        max_wait: Duration = Duration::from_millis(20), "MaxWaitMs", millis(0, 3_600_000);
+        /// The most messages that wait. They are held in memory, with their bodies.
+        max_queue: u32 = 100_000, "MaxQueue", Whole("messages", 1, 10_000_000);
+        /// What happens when the queue is full: true drops the oldest message that waits, false lets
+        /// the caller wait for room, for up to `PublishTimeoutMs`.
+        drop_oldest: bool = false, "DropOldest", Flag;
+        /// How long after it was enqueued a message that is certainly not stored is tried again; then
+        /// it is given up. It is tried once in any case.
+        retry_for: Duration = Duration::from_mins(2), "RetryForMs", millis(0, DAY * 1000);
+        /// How long dropping the last handle waits for what is queued to be stored. What is left then
+        /// is discarded.
+        shutdown_timeout: Duration = Duration::from_secs(5), "ShutdownTimeoutSeconds",
+            seconds(0, DAY);
     }
 }
 
@@ -15,4 +39,14 @@ impl ProducerSettings {
     pub fn new(topic: impl Into<String>) -> Self {
         Self::default().topic(topic)
     }
+
+    /// The keys that only a buffered publisher heeds.
+    pub(super) const OF_THE_BUFFER: [&str; 6] = [
+        "MaxBatch",
+        "MaxWaitMs",
+        "MaxQueue",
+        "DropOldest",
+        "RetryForMs",
+        "ShutdownTimeoutSeconds",
+    ];
 }

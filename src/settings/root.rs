@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, env, time::Duration};
 use super::{
     ConnectionString, ConsumerSettings, ProducerSettings, Secret, TopicSettings,
     codec::{Codec, Flag, Opt, Password, Prefix, Server, Text, Whole, millis},
+    key::{Origin, Section},
 };
 use crate::error::{Error, Result};
 
@@ -112,9 +113,7 @@ impl Settings {
 
     /// Takes the `connectTimeout` of a connection string over, unless `ConnectTimeoutMs` is set.
     pub(crate) fn heed_connect_timeout(&mut self, said: Option<Duration>) {
-        if let Some(timeout) =
-            said.filter(|_| !super::key::Section::is_set(self, "ConnectTimeoutMs"))
-        {
+        if let Some(timeout) = said.filter(|_| !self.is_set("ConnectTimeoutMs")) {
             self.connect_timeout = timeout;
         }
     }
@@ -173,6 +172,37 @@ impl Settings {
         Ok(self.named(entry.clone()))
     }
 
+    /// How a topic is published to: its entry of `Producers`, or the defaults.
+    ///
+    /// # Errors
+    ///
+    /// The entry says `Buffered`, and says it otherwise. Both sources are named: who said so, and the
+    /// `call` that wants it so.
+    pub(crate) fn producer_for(
+        &self,
+        topic: &str,
+        buffered: bool,
+        call: &str,
+    ) -> Result<ProducerSettings> {
+        let mut entries = self.producers.iter().enumerate();
+        let Some((i, entry)) = entries.find(|(_, p)| p.topic == topic) else {
+            return Ok(ProducerSettings::new(topic));
+        };
+        if entry.buffered == buffered || !entry.is_set("Buffered") {
+            return Ok(entry.clone());
+        }
+        let source = match entry.marks().of("Buffered") {
+            Some(Origin::File) => "the settings file",
+            Some(Origin::Environment) => "the environment",
+            Some(Origin::Code) | None => "the settings made by code",
+        };
+        Err(Error::config(format!(
+            "Streams:Producers[{i}]:Buffered is {} by {source}, and {call}({topic:?}) asks for the \
+             opposite: change one of the two, or remove Buffered, which leaves the choice to the code",
+            entry.buffered
+        )))
+    }
+
     /// The name of consumers that have none of their own: `Consumer`, else the executable's name.
     pub fn default_consumer_name(&self) -> String {
         let given = self.consumer.clone().filter(|name| !name.trim().is_empty());
@@ -204,6 +234,35 @@ fn executable() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_that_contradicts_what_is_said_of_buffering_is_refused_by_both_names() {
+        let s = Settings::from_json(
+            r#"{ "Streams": { "Producers": [
+                { "Topic": "open", "MaxBatch": 7 }, { "Topic": "direct", "Buffered": false },
+                { "Topic": "waits", "Buffered": true } ] } }"#,
+        )
+        .unwrap()
+        .with_producer(ProducerSettings::new("code").buffered(true));
+        let ask = |topic: &str, buffered| s.producer_for(topic, buffered, "streams.say");
+        assert_eq!(ask("open", true).unwrap().max_batch, 7);
+        assert_eq!(ask("other", true).unwrap(), ProducerSettings::new("other"));
+        for (topic, agreed) in [("direct", false), ("waits", true), ("code", true)] {
+            assert!(ask(topic, agreed).is_ok(), "{topic}");
+            assert!(ask("open", agreed).is_ok() && ask("other", agreed).is_ok());
+        }
+        for (topic, wanted, texts) in [
+            ("direct", true, ["Producers[1]:Buffered is false", "file"]),
+            ("waits", false, ["Producers[2]:Buffered is true", "file"]),
+            ("code", false, ["Producers[3]:Buffered is true", "code"]),
+        ] {
+            let text = ask(topic, wanted).unwrap_err().to_string();
+            let call = format!("streams.say({topic:?})");
+            for part in [texts[0], texts[1], &call] {
+                assert!(text.contains(part), "{part} in {text}");
+            }
+        }
+    }
 
     #[test]
     fn consumers_are_found_by_topic_name_and_index() {

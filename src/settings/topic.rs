@@ -20,14 +20,14 @@ section! {
         /// Whether all partitions live in one cluster slot. False spreads them over a cluster,
         /// without transactions across partitions.
         co_locate_partitions: bool = true, "CoLocatePartitions", Flag;
+        /// Whether a state store keeps correlation id, trace context and headers of an event in the
+        /// state too. They are published in any case.
+        state_metadata: bool = false, "StateMetadata", Flag;
         /// What finds the partition of a key. It is recorded when the topic is made, and a publisher
         /// that names another is refused. With any other than `xxh3` nothing is routed by key here:
         /// messages that have one need an explicit partition.
         partitioner: String = String::from("xxh3"), "Partitioner", Text,
             set(name: impl Into<String>) name.into();
-        /// Whether a state store keeps correlation id, trace context and headers of an event in the
-        /// state too. They are published in any case.
-        state_metadata: bool = false, "StateMetadata", Flag;
     }
 }
 

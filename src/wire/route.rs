@@ -13,7 +13,17 @@ pub(crate) fn partition_of(key: &[u8], partitions: u32) -> u32 {
     if partitions <= 1 {
         return 0;
     }
-    (xxh3_64(key) % u64::from(partitions)) as u32
+    partition_of_hash(hash_of(key), partitions)
+}
+
+/// What of a key decides its partition.
+pub(crate) fn hash_of(key: &[u8]) -> u64 {
+    xxh3_64(key)
+}
+
+/// The partition of a key with this hash.
+pub(crate) fn partition_of_hash(hash: u64, partitions: u32) -> u32 {
+    (hash % u64::from(partitions.max(1))) as u32
 }
 
 /// Takes turns for messages without a key.

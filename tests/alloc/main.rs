@@ -22,12 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use streamlane::{
-    Batch, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler, Message,
-    Outgoing, Persist, Result, Schema, Settings, StreamId, Streams, TopicSettings,
+    As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
+    Message, MessageType, Outgoing, Persist, ProducerSettings, Result, Schema, Scratch, Settings,
+    StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
-    typed,
+    typed, typed_batch,
 };
 
 use counting::Count;
@@ -54,14 +55,21 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 10] = [
+const PATHS: [Path; 17] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
+    ("buffered publish", buffered_publish),
+    ("shared JSON publish", shared_json_publish),
+    ("dedicated JSON batches", dedicated_json_batches),
+    ("JSON publish with options", json_with_options),
     ("batch read", batch_read),
     ("message handler", message_handler),
     ("JSON handler", json_handler),
+    ("JSON batch handler", json_batch_handler),
+    ("codec handler", codec_handler),
+    ("codec batch handler", codec_batch_handler),
     ("filtered read", filtered_read),
     ("positions stored with each batch", sync_positions),
     ("position flush, publishing to handling", position_flush),
@@ -158,10 +166,37 @@ fn order() -> Outgoing<'static> {
         .header("tenant", "north")
 }
 
+/// A value to publish.
+#[derive(Clone, Copy, Serialize)]
+struct Placed {
+    id: u64,
+    customer: &'static str,
+    paid: f64,
+}
+
+impl MessageType for Placed {
+    const MESSAGE_TYPE: &'static str = "OrderPlaced";
+}
+
+const PLACED: Placed = Placed {
+    id: 4711,
+    customer: "a customer's name",
+    paid: 12.5,
+};
+
 // -- publishing
 
 /// Runs `calls` on threads of their own, each in turn for the warm-up and for its share of the messages.
 fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -> Vec<Count> {
+    on_publisher_threads_and(&[], calls, step)
+}
+
+/// The same, with an eye on threads of these names as well.
+fn on_publisher_threads_and(
+    others: &[&str],
+    calls: Vec<Box<dyn FnMut(usize) + Send>>,
+    step: usize,
+) -> Vec<Count> {
     let window = Arc::new(Window::new(calls.len()));
     let share = MESSAGES / calls.len();
     thread::scope(|s| {
@@ -179,7 +214,7 @@ fn on_publisher_threads(calls: Vec<Box<dyn FnMut(usize) + Send>>, step: usize) -
                 .spawn_scoped(s, run)
                 .unwrap();
         }
-        window.measure(&["publisher"])
+        window.measure(&[&["publisher"], others].concat())
     })
 }
 
@@ -248,6 +283,73 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
         })
     };
     on_publisher_threads(vec![call(), call()], 1)
+}
+
+/// The caller and the pump, with a queue that is full most of the time.
+fn buffered_publish(scene: &Scene) -> Vec<Count> {
+    let producer = ProducerSettings::new("buffered").max_queue(1000);
+    let settings = scene.streams.settings().clone().with_producer(producer);
+    let streams = Streams::open(settings).unwrap();
+    let publisher = streams.buffered("buffered").unwrap();
+    publisher.enqueue(&order()).unwrap();
+    // As many buffers as there can be at a time: a full queue, and behind it a full batch.
+    let mut most = 0;
+    while most < 1000 + 500 {
+        assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+        scene.server.pause().unwrap();
+        for _ in 0..2 {
+            while publisher.try_enqueue(&order()).is_ok() {}
+            // the pump takes a batch
+            let _ = publisher.flush(Duration::from_millis(50));
+        }
+        most = publisher.queued();
+        scene.server.resume().unwrap();
+    }
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    let theirs = publisher.clone();
+    let call = move |_| theirs.enqueue(&order()).unwrap();
+    let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert!(publisher.flush(Duration::from_secs(20)).is_clean());
+    counts
+}
+
+fn shared_json_publish(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let call = || -> Box<dyn FnMut(usize) + Send> {
+        let publisher = publisher.clone();
+        Box::new(move |n| {
+            let id = if n.is_multiple_of(2) {
+                publisher.publish_json([b'k', n as u8], &PLACED)
+            } else {
+                publisher.publish_json("k", &As("OrderNoted", &PLACED))
+            };
+            id.unwrap();
+        })
+    };
+    on_publisher_threads(vec![call(), call()], 1)
+}
+
+fn dedicated_json_batches(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("published").unwrap().dedicated();
+    let (batch, mut results) = ([("k", PLACED); BATCH], Vec::with_capacity(BATCH));
+    let call = move |_| {
+        results.clear();
+        publisher.publish_json_batch_into(&batch, &mut results);
+        assert!(results.iter().all(Result::is_ok));
+    };
+    on_publisher_threads(vec![Box::new(call)], BATCH)
+}
+
+fn json_with_options(scene: &Scene) -> Vec<Count> {
+    let publisher = scene.streams.publisher("published").unwrap();
+    let mut scratch = Scratch::default();
+    let call = move |_| {
+        let body = scratch.encode_json(&PLACED).unwrap();
+        let message = publisher.message(Placed::MESSAGE_TYPE, body).key("k");
+        message.header("source", "web").publish().unwrap();
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
 }
 
 // -- reading
@@ -339,6 +441,60 @@ fn json_handler(scene: &Scene) -> Vec<Count> {
                 Ok(())
             })
         })
+    })
+}
+
+/// How a handler of batches of decoded orders keeps pace.
+fn orders(mut pacer: Pacer) -> impl for<'a> TypedBatchHandler<Value<'a> = Order<'a>> {
+    typed_batch::<Order>(move |orders, batch| {
+        assert_eq!(orders.len(), batch.len());
+        for order in orders {
+            assert!(order.id == 4711 && order.customer == "a customer's name");
+        }
+        pacer.saw(orders.len());
+        Ok(())
+    })
+}
+
+fn json_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("json-batches").persist_interval(OFTEN);
+        builder.json_batches(move |_| orders(pacer()))
+    })
+}
+
+/// A user's format, for one type, which unpacks into the room before it reads.
+#[derive(Clone)]
+struct Unpacked;
+
+impl<'a> Codec<'a, Order<'a>> for Unpacked {
+    fn decode(&mut self, body: &'a [u8], room: &'a mut Vec<u8>) -> HandlerResult<Order<'a>> {
+        room.extend_from_slice(body);
+        let mut words = std::str::from_utf8(room)?.split('"');
+        let id = words.nth(2).ok_or("no id")?.trim_matches([':', ',']);
+        let (id, customer) = (id.parse()?, words.nth(2).ok_or("no customer")?);
+        Ok(Order { id, customer })
+    }
+}
+
+fn codec_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec").persist_interval(OFTEN);
+        builder.codec(Unpacked, move |_| {
+            let mut pacer = pacer();
+            typed::<Order>(move |order, _| {
+                assert!(order.id == 4711 && order.customer == "a customer's name");
+                pacer.saw(1);
+                Ok(())
+            })
+        })
+    })
+}
+
+fn codec_batch_handler(scene: &Scene) -> Vec<Count> {
+    on_lanes(true, |pacer| {
+        let builder = scene.reader("codec-batches").persist_interval(OFTEN);
+        builder.codec_batches(Unpacked, move |_| orders(pacer()))
     })
 }
 

@@ -10,11 +10,13 @@
 mod basics;
 mod batches;
 mod bounds;
+mod buffered;
 mod configured;
 mod content;
 mod contract;
 mod forwarder;
 mod idempotency;
+mod json_publishing;
 mod lifecycle;
 mod once;
 mod outage;
@@ -30,3 +32,4 @@ mod sockets;
 mod start;
 mod state_store;
 mod support;
+mod typed;

@@ -1,10 +1,10 @@
-//! Typed handlers: JSON bodies decoded in a reused scratch copy, with strings borrowed from it.
+//! Typed handlers: they are given values, decoded by a codec from the body of each message.
 
 use std::marker::PhantomData;
 
-use serde::Deserialize;
+use crate::{Codec, HandlerResult, Message, MessageHandler};
 
-use crate::{HandlerResult, Message, MessageHandler, Scratch};
+use super::codec::DecodedBy;
 
 /// Takes decoded messages of one partition, one by one, in order.
 ///
@@ -51,19 +51,22 @@ use crate::{HandlerResult, Message, MessageHandler, Scratch};
 /// }
 /// ```
 pub trait TypedHandler: Send {
-    /// What bodies are decoded into, borrowing from the lane's scratch copy for `'a`.
-    type Value<'a>: Deserialize<'a>;
+    /// What bodies are decoded into, borrowing for `'a` from the lane. Its [`Codec`] says what it takes to
+    /// be decoded; for JSON it is to implement [`Deserialize`](serde::Deserialize).
+    type Value<'a>;
 
     /// Does the work. `Ok` means that the message is finished.
     ///
     /// # Errors
     ///
     /// As for [`MessageHandler::handle`]. A body that does not decode never gets here: it is an
-    /// ordinary error of kind [`ErrorKind::Malformed`](crate::ErrorKind::Malformed).
+    /// ordinary error of kind [`ErrorKind::Malformed`](crate::ErrorKind::Malformed), unless the codec
+    /// asks for something else.
     fn handle(&mut self, value: Self::Value<'_>, message: &Message<'_>) -> HandlerResult;
 }
 
-/// Names a value type with its lifetime open, for closures, which cannot implement [`TypedHandler`].
+/// Names a value type with its lifetime open, for closures, which cannot implement [`TypedHandler`] or
+/// [`TypedBatchHandler`](crate::TypedBatchHandler).
 ///
 /// ```
 /// # use serde::Deserialize;
@@ -83,13 +86,13 @@ pub trait TypedHandler: Send {
 /// ```
 pub trait Schema {
     /// This type at another lifetime.
-    type Of<'a>: Deserialize<'a>;
+    type Of<'a>;
 }
 
 /// Makes a [`TypedHandler`] of a closure; see [`Schema`].
 pub fn typed<S: Schema>(
     handle: impl FnMut(S::Of<'_>, &Message<'_>) -> HandlerResult + Send,
-) -> impl TypedHandler {
+) -> impl for<'a> TypedHandler<Value<'a> = S::Of<'a>> {
     Closure(handle, PhantomData::<fn() -> S>)
 }
 
@@ -108,23 +111,35 @@ where
 }
 
 /// Makes a [`MessageHandler`] of a [`TypedHandler`].
-pub(crate) struct Typed<H> {
+struct Decoded<C, H> {
+    codec: C,
     handler: H,
-    scratch: Scratch,
+    room: Vec<u8>,
 }
 
-impl<H> Typed<H> {
-    pub(crate) fn new(handler: H) -> Self {
-        Self {
-            handler,
-            scratch: Scratch::default(),
-        }
+impl<C, H> MessageHandler for Decoded<C, H>
+where
+    H: TypedHandler,
+    C: for<'a> Codec<'a, H::Value<'a>> + Send,
+{
+    fn handle(&mut self, message: &Message<'_>) -> HandlerResult {
+        self.room.clear();
+        let value = self.codec.decode(message.body(), &mut self.room);
+        let value = value.map_err(|e| e.decoding(message))?;
+        self.handler.handle(value, message)
     }
 }
 
-impl<H: TypedHandler> MessageHandler for Typed<H> {
-    fn handle(&mut self, message: &Message<'_>) -> HandlerResult {
-        let value: H::Value<'_> = message.decode_json(&mut self.scratch)?;
-        self.handler.handle(value, message)
+impl<C, H> DecodedBy<C, dyn MessageHandler> for H
+where
+    H: TypedHandler + 'static,
+    C: for<'a> Codec<'a, H::Value<'a>> + Send + 'static,
+{
+    fn decoded_by(self, codec: C) -> Box<dyn MessageHandler> {
+        Box::new(Decoded {
+            codec,
+            handler: self,
+            room: Vec::new(),
+        })
     }
 }
