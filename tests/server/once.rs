@@ -370,7 +370,7 @@ fn ids_are_any_bytes_within_bounds() {
 
 /// Rather than being stored twice without a word.
 #[test]
-fn a_transaction_refuses_what_is_to_be_stored_once() {
+fn queues_and_transactions_refuse_what_is_to_be_stored_once() {
     let server = server();
     let streams = open(&server.url(), "orders", 1);
     let outbox = streams.outbox("orders").unwrap();
@@ -378,8 +378,10 @@ fn a_transaction_refuses_what_is_to_be_stored_once() {
     let mut transaction = outbox.transaction();
     transaction = transaction.publish(Outgoing::new("T", "B").dedupe("id", HOUR));
     let event = Outgoing::new("T", "B").dedupe("id", HOUR);
+    let buffered = streams.buffered("orders").unwrap();
     for e in [
         transaction.commit().unwrap_err(),
+        buffered.enqueue(&event).unwrap_err(),
         state.append("order-1", 0, &[event]).unwrap_err(),
     ] {
         assert_eq!(
