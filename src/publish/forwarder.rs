@@ -354,9 +354,11 @@ impl Desk {
             FORWARD.saying_what_to_grant(e, &prefixes)
         })?;
         let forwarding = judge(answer, messages.len())?;
-        if let Forwarding::Forwarded(_) = &forwarding {
-            for p in &routes {
-                encoder.count(*p);
+        for p in &routes {
+            match forwarding {
+                Forwarding::Forwarded(_) => encoder.count(*p),
+                Forwarding::AlreadyForwarded => encoder.count_repeated(),
+                Forwarding::OutOfOrder { .. } => {}
             }
         }
         Ok(forwarding)

@@ -99,7 +99,8 @@ impl<'a> Outgoing<'a> {
 
     /// Stores it once, however often it is published under this id within `ttl`; see
     /// [`Draft::dedupe`], whose limits hold here too. For a batch: read its results as [`Published`] to
-    /// learn which messages were stored before.
+    /// learn which messages were stored before. Where messages wait in a queue, or are part of a transaction,
+    /// it is refused.
     #[must_use]
     pub fn dedupe<I: AsRef<[u8]> + ?Sized>(mut self, id: &'a I, ttl: Duration) -> Self {
         let id = id.as_ref();

@@ -84,7 +84,7 @@ impl Publisher {
     /// [`NotApplied`](crate::Outcome::NotApplied) when it was refused, too large, or could not be sent;
     /// [`Unknown`](crate::Outcome::Unknown) when the answer was lost. After an unknown outcome the
     /// message may be stored already, or may yet land behind the next one; publishing it again may
-    /// store it twice.
+    /// store it twice, unless it has a [dedupe id](Draft::dedupe).
     pub fn publish(
         &self,
         key: impl AsRef<[u8]>,
