@@ -25,6 +25,10 @@ use super::{
     parcel::{BoxedParcel, Pool, Undelivered},
 };
 
+/// As many threads may be about to queue a message, each with a buffer in hand, before one too many is
+/// made.
+const CALLERS: usize = 64;
+
 /// What the handles and the pump share.
 pub(super) struct Shared {
     pub(super) plan: Arc<PublishPlan>,
@@ -55,8 +59,8 @@ impl Shared {
         let (queue, messages) = bounded(room);
         let interrupt = Arc::<Interrupt>::default();
         Self {
-            // all there can be at a time, but for those that callers are about to queue
-            pool: Pool::new(room + batch),
+            // all there can be at a time
+            pool: Pool::new(room + batch + CALLERS),
             bell: Bell::new(Arc::clone(&interrupt)),
             books: Mutex::new(Books::new(messages)),
             settled: Condvar::new(),
