@@ -303,11 +303,22 @@ fn buffered_publish(scene: &Scene) -> Vec<Count> {
             let _ = publisher.flush(Duration::from_millis(50));
         }
         most = publisher.queued();
+        // what the channel needs for those who wait for room, it makes once
+        let waited = publisher.enqueue_timeout(&order(), Duration::from_millis(1));
+        assert!(waited.is_err() || most < 1000 + 500);
         scene.server.resume().unwrap();
     }
     assert!(publisher.flush(Duration::from_secs(20)).is_clean());
     let theirs = publisher.clone();
-    let call = move |_| theirs.enqueue(&order()).unwrap();
+    let mut first = true;
+    let call = move |_| {
+        if std::mem::take(&mut first) {
+            // and so does the thread
+            let mut receipt = theirs.enqueue_tracked(&order()).unwrap();
+            receipt.wait(Duration::from_secs(20)).unwrap();
+        }
+        theirs.enqueue(&order()).unwrap();
+    };
     let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
     assert_eq!(counts.len(), 2, "{counts:?}");
     assert!(publisher.flush(Duration::from_secs(20)).is_clean());
