@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{Error, Json, Result, StreamId, batch::emptied};
 
-use super::{DedicatedPublisher, Outgoing, PublishPlan, Publisher};
+use super::{BufferedPublisher, DedicatedPublisher, Outgoing, PublishPlan, Publisher};
 
 /// Says which message type a value is published as.
 ///
@@ -204,6 +204,33 @@ impl DedicatedPublisher {
                 self.publish_batch_into(messages, results);
             });
         });
+    }
+}
+
+#[expect(private_bounds, reason = "a value with a `MessageType`, or `As` one")]
+impl BufferedPublisher {
+    /// As [`enqueue`](Self::enqueue), with a value that has a [`MessageType`], or that is given one by
+    /// [`As`], and a body of JSON, made on the calling thread. Allocates nothing once warm.
+    ///
+    /// For headers and the like, and for the other ways to enqueue, make the body with
+    /// [`Scratch::encode_json`](crate::Scratch::encode_json).
+    ///
+    /// # Errors
+    ///
+    /// As for [`enqueue`](Self::enqueue), and of kind [`ErrorKind::Argument`](crate::ErrorKind::Argument)
+    /// when the value refuses to be serialized; it is not taken then.
+    ///
+    /// # Panics
+    ///
+    /// When serializing the value does. It is not taken then.
+    pub fn enqueue_json<V>(&self, key: impl AsRef<[u8]>, value: &V) -> Result<()>
+    where
+        V: JsonMessage + ?Sized,
+    {
+        Workbench::borrow(|workbench| {
+            let body = workbench.one(value, self.plan())?;
+            self.enqueue(&Outgoing::new(value.message_type(), body).key(key.as_ref()))
+        })
     }
 }
 

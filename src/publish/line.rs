@@ -19,13 +19,22 @@
 //!   writer. Where the line is dead, whoever is still parked hears from the writer how far it got.
 //! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
 
-use std::{collections::VecDeque, fmt, mem, sync::Arc, time::Duration};
+mod seat;
+mod state;
+
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use crate::{
     Result, clock,
     error::{Error, ErrorKind, Outcome},
     net::{Deadline, Inbox, resp::Head},
-    sync::{self, AtomicU32, Condvar, Mutex, MutexGuard, Ordering},
+    sync::{self, AtomicU32, Mutex, MutexGuard, Ordering},
+};
+
+pub(super) use seat::Seat;
+use {
+    seat::Word,
+    state::{Standing, State, Ticket},
 };
 
 /// What a line leads to.
@@ -80,99 +89,6 @@ struct Reading<A> {
     told: Vec<Arc<Seat<A>>>,
 }
 
-struct State<A> {
-    /// Commands that were queued while another was being written.
-    queue: Vec<u8>,
-    /// The buffer that takes turns with the queue.
-    spare: Vec<u8>,
-    /// Where commands end, counted in bytes since the line began: the last in the queue; the last that
-    /// was given to a write; the last byte the kernel has taken.
-    queued: u64,
-    begun: u64,
-    written: u64,
-    /// In the order of their commands.
-    tickets: VecDeque<Ticket<A>>,
-    has_writer: bool,
-    has_reader: bool,
-    /// How often anything was received, and when the line was last of use.
-    heard: u64,
-    used_ms: u64,
-    /// Whether part of an answer has arrived.
-    half_read: bool,
-    /// Why no further call is taken.
-    over: Option<Error>,
-    /// Whether what is in line has been told so, too.
-    is_dead: bool,
-}
-
-struct Ticket<A> {
-    /// Where its command ends.
-    end: u64,
-    tag: u32,
-    /// None when its caller has given up.
-    seat: Option<Arc<Seat<A>>>,
-}
-
-/// Where one caller waits. A caller brings its own and can use it for one call after another.
-pub(super) struct Seat<A> {
-    word: Mutex<Word<A>>,
-    bell: Condvar,
-}
-
-/// What a caller in line is doing, or has been told to do. Changed only with the state locked.
-enum Word<A> {
-    /// It writes, or reads, or is about to look.
-    Busy,
-    /// It waits to be told something.
-    Parked,
-    Write,
-    Read,
-    Done(Result<A>),
-}
-
-impl<A> Default for Seat<A> {
-    fn default() -> Self {
-        Self {
-            word: Mutex::new(Word::Busy),
-            bell: Condvar::new(),
-        }
-    }
-}
-
-impl<A> Seat<A> {
-    /// Says something, and returns what was said before.
-    fn tell(&self, word: Word<A>) -> Word<A> {
-        mem::replace(&mut *self.word.lock(), word)
-    }
-
-    /// What was said, and the seat is [`Busy`](Word::Busy) again.
-    fn take(&self) -> Word<A> {
-        self.tell(Word::Busy)
-    }
-
-    fn is_told(&self) -> bool {
-        matches!(*self.word.lock(), Word::Done(_))
-    }
-
-    fn is_parked(&self) -> bool {
-        matches!(*self.word.lock(), Word::Parked)
-    }
-
-    /// Waits until something is said; [`Parked`](Word::Parked) when nothing is by then.
-    fn wait(&self, by: Deadline) -> Word<A> {
-        let mut word = self.word.lock();
-        while matches!(*word, Word::Parked) {
-            let left = by.left();
-            if left.is_zero() {
-                // what is said from here on is found with the state locked
-                return Word::Parked;
-            }
-            self.bell.wait_until(&mut word, clock::now() + left);
-        }
-        mem::replace(&mut *word, Word::Busy)
-    }
-}
-
 /// One call over the line: what stays the same while its caller goes from role to role.
 struct Call<'a, A> {
     seat: &'a Arc<Seat<A>>,
@@ -188,21 +104,7 @@ impl<F: Far> Line<F> {
     pub(super) fn new(far: F) -> Self {
         Self {
             far,
-            state: Mutex::new(State {
-                queue: Vec::new(),
-                spare: Vec::new(),
-                queued: 0,
-                begun: 0,
-                written: 0,
-                tickets: VecDeque::with_capacity(16),
-                has_writer: false,
-                has_reader: false,
-                heard: 0,
-                used_ms: clock::coarse_ms(),
-                half_read: false,
-                over: None,
-                is_dead: false,
-            }),
+            state: Mutex::new(State::new()),
             reading: Mutex::new(Reading {
                 inbox: Inbox::default(),
                 told: Vec::with_capacity(16),
@@ -217,7 +119,7 @@ impl<F: Far> Line<F> {
 
     /// Whether it takes no further call.
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().over.is_some()
+        !matches!(self.state.lock().standing, Standing::Open)
     }
 
     /// Sends a command and waits for its answer. `None` when the line takes no further call.
@@ -235,7 +137,7 @@ impl<F: Far> Line<F> {
         by: Deadline,
     ) -> Option<Result<F::Answer>> {
         let mut s = self.state.lock();
-        if s.over.is_some() {
+        if !matches!(s.standing, Standing::Open) {
             return None;
         }
         let call = Call {
@@ -292,10 +194,12 @@ impl<F: Far> Line<F> {
         s.written += taken as u64;
         // The reader may have found the end of the line meanwhile, and has left what was being written
         // to us.
-        let failed = sent.err().map(|(_, e)| e);
-        if failed.is_some() || s.is_dead {
+        if let Err((_, e)) = sent {
             s.has_writer = false;
-            self.end(&mut s, failed);
+            self.end(&mut s, e);
+        } else if s.is_dead() {
+            s.has_writer = false;
+            self.tell_of_the_end(&mut s);
         }
         s
     }
@@ -307,7 +211,7 @@ impl<F: Far> Line<F> {
         mut s: Guard<'a, F::Answer>,
         call: &Call<'_, F::Answer>,
     ) -> Guard<'a, F::Answer> {
-        while !s.is_dead {
+        while !s.is_dead() {
             if s.queue.is_empty() {
                 s.has_writer = false;
                 break;
@@ -340,7 +244,7 @@ impl<F: Far> Line<F> {
             if let Word::Done(answer) = call.seat.take() {
                 return answer;
             }
-            if !s.has_reader && !s.is_dead && s.expects_answers() {
+            if !s.has_reader && !s.is_dead() && s.expects_answers() {
                 s.has_reader = true;
                 drop(s);
                 return self.read(call);
@@ -397,8 +301,8 @@ impl<F: Far> Line<F> {
                 }
                 Err(e) => Some(e),
             };
-            if failed.is_some() {
-                self.end(&mut s, failed);
+            if let Some(e) = failed {
+                self.end(&mut s, e);
             }
             if mine.is_none()
                 && let Word::Done(answer) = call.seat.take()
@@ -407,7 +311,7 @@ impl<F: Far> Line<F> {
             }
             let Some(answer) = mine else {
                 let is_late = call.by.left().is_zero();
-                if !s.is_dead && !is_late {
+                if !s.is_dead() && !is_late {
                     drop(s);
                     reading.wake();
                     continue;
@@ -458,8 +362,8 @@ impl<F: Far> Line<F> {
             };
             let text = reading.inbox.bytes_of(reply);
             let (answer, is_last) = self.far.answer(reply, text, ticket.tag);
-            if is_last && let Err(e) = &answer {
-                s.over.get_or_insert_with(|| e.again());
+            if is_last && !s.is_dead() {
+                s.standing = Standing::Closing;
             }
             if Arc::ptr_eq(&seat, reader) {
                 self.leaving.fetch_add(1, Ordering::Relaxed);
@@ -488,9 +392,9 @@ impl<F: Far> Line<F> {
         // keeping; what is merely slow is.
         let is_silent = s.heard == call.heard;
         let is_empty = s.tickets.iter().all(|t| t.seat.is_none());
-        if is_empty && !s.is_dead && (s.half_read || is_silent) {
+        if is_empty && !s.is_dead() && (s.half_read || is_silent) {
             let e = self.far.give_up(call.by.allowed());
-            self.end(s, Some(e));
+            self.end(s, e);
         }
     }
 
@@ -502,29 +406,38 @@ impl<F: Far> Line<F> {
         self.far.about(e.with_outcome(outcome), call.tag)
     }
 
-    /// Tells everybody in line that it has come to its end, but for those whose commands are in the write
-    /// under way: how far it got is for the writer to say.
-    fn end(&self, s: &mut State<F::Answer>, failed: Option<Error>) {
-        if !s.is_dead {
-            s.is_dead = true;
-            s.over = failed;
+    /// The line has come to its end; the first reason stays.
+    fn end(&self, s: &mut State<F::Answer>, why: Error) {
+        if !s.is_dead() {
+            s.standing = Standing::Dead(why);
             // so that nobody goes on waiting for it
             self.far.shut();
         }
-        let Some(e) = s.over.take() else {
+        self.tell_of_the_end(s);
+    }
+
+    /// Tells everybody in line, but for those whose commands are in the write under way: how far it got
+    /// is for the writer to say.
+    fn tell_of_the_end(&self, s: &mut State<F::Answer>) {
+        let under_way = if s.has_writer {
+            s.written..s.begun
+        } else {
+            0..0
+        };
+        let Standing::Dead(why) = &s.standing else {
             return;
         };
-        let (written, begun, has_writer) = (s.written, s.begun, s.has_writer);
         s.tickets.retain_mut(|t| {
-            if has_writer && t.end > written && t.end <= begun {
+            if under_way.contains(&(t.end - 1)) {
                 return true;
             }
-            let outcome = match t.end <= written {
-                true => Outcome::Unknown,
-                false => Outcome::NotApplied,
+            let outcome = if t.end <= s.written {
+                Outcome::Unknown
+            } else {
+                Outcome::NotApplied
             };
             if let Some(seat) = t.seat.take() {
-                let e = self.far.about(e.again().with_outcome(outcome), t.tag);
+                let e = self.far.about(why.again().with_outcome(outcome), t.tag);
                 match self.tell(&seat, Err(e)) {
                     Word::Read => s.has_reader = false,
                     Word::Write => s.has_writer = false,
@@ -535,58 +448,6 @@ impl<F: Far> Line<F> {
             false
         });
         s.queue.clear();
-        s.over = Some(e);
-    }
-}
-
-impl<A> State<A> {
-    /// A caller that does nothing but wait, and will not be told anything else before its command in the
-    /// queue is written.
-    fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
-        let queued = self.tickets.iter().rev().take_while(|t| t.end > self.begun);
-        let mut seats = queued.filter_map(|t| t.seat.as_ref());
-        seats.find(|seat| seat.is_parked()).cloned()
-    }
-
-    /// Whether anything was sent that has not been answered.
-    fn expects_answers(&self) -> bool {
-        self.tickets.front().is_some_and(|t| t.end <= self.begun)
-    }
-
-    /// Gives the reader's role to the first in line that can take it. It is to be woken.
-    fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
-        self.has_reader = false;
-        if self.is_dead || !self.expects_answers() {
-            return None;
-        }
-        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
-        let next = seats.find(|seat| seat.is_parked()).cloned()?;
-        next.tell(Word::Read);
-        self.has_reader = true;
-        Some(next)
-    }
-
-    /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
-    fn abandon(&mut self, seat: &Arc<Seat<A>>) -> Outcome {
-        let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
-        let Some(at) = self.tickets.iter().position(is_its) else {
-            return Outcome::Unknown;
-        };
-        let end = self.tickets[at].end;
-        if end <= self.begun {
-            self.tickets[at].seat = None;
-            return Outcome::Unknown;
-        }
-        let before = at.checked_sub(1).map_or(0, |b| self.tickets[b].end);
-        let start = before.max(self.begun);
-        let place = |offset| (offset - self.begun) as usize;
-        self.queue.drain(place(start)..place(end));
-        self.tickets.remove(at);
-        self.queued -= end - start;
-        for later in self.tickets.iter_mut().skip(at) {
-            later.end -= end - start;
-        }
-        Outcome::NotApplied
     }
 }
 

@@ -24,9 +24,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use streamlane::{
-    As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
-    Message, MessageType, Outgoing, Persist, ProducerSettings, Result, Schema, Scratch, Settings,
-    StreamId, Streams, TopicSettings, TypedBatchHandler,
+    As, Batch, BufferedPublisher, Codec, Consumer, ConsumerBuilder, DedicatedPublisher,
+    HandlerResult, HasHandler, Message, MessageType, Outgoing, Persist, ProducerSettings, Result,
+    Schema, Scratch, Settings, StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
     typed, typed_batch,
 };
@@ -55,12 +55,13 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 17] = [
+const PATHS: [Path; 18] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
     ("buffered publish", buffered_publish),
+    ("buffered JSON publish", buffered_json_publish),
     ("shared JSON publish", shared_json_publish),
     ("dedicated JSON batches", dedicated_json_batches),
     ("JSON publish with options", json_with_options),
@@ -285,8 +286,16 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
     on_publisher_threads(vec![call(), call()], 1)
 }
 
-/// The caller and the pump, with a queue that is full most of the time.
 fn buffered_publish(scene: &Scene) -> Vec<Count> {
+    through_a_queue(scene, |publisher| publisher.enqueue(&order()))
+}
+
+fn buffered_json_publish(scene: &Scene) -> Vec<Count> {
+    through_a_queue(scene, |publisher| publisher.enqueue_json("k", &PLACED))
+}
+
+/// The caller and the pump, with a queue that is full most of the time.
+fn through_a_queue(scene: &Scene, enqueue: fn(&BufferedPublisher) -> Result<()>) -> Vec<Count> {
     let producer = ProducerSettings::new("buffered").max_queue(1000);
     let settings = scene.streams.settings().clone().with_producer(producer);
     let streams = Streams::open(settings).unwrap();
@@ -317,7 +326,7 @@ fn buffered_publish(scene: &Scene) -> Vec<Count> {
             let mut receipt = theirs.enqueue_tracked(&order()).unwrap();
             receipt.wait(Duration::from_secs(20)).unwrap();
         }
-        theirs.enqueue(&order()).unwrap();
+        enqueue(&theirs).unwrap();
     };
     let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
     assert_eq!(counts.len(), 2, "{counts:?}");

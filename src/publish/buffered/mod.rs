@@ -172,6 +172,10 @@ impl BufferedPublisher {
         Arc::downgrade(&self.handle)
     }
 
+    pub(super) fn plan(&self) -> &PublishPlan {
+        &self.shared().plan
+    }
+
     /// The topic it publishes to.
     pub fn topic(&self) -> &str {
         &self.shared().plan.topic

@@ -5,6 +5,7 @@ use std::io;
 use loom::thread;
 
 use super::*;
+use crate::sync::Condvar;
 
 const LONG: Duration = Duration::from_secs(1000);
 
@@ -115,7 +116,19 @@ fn meet<const N: usize>(
     within: [Duration; N],
     told: fn(&Line<Echo>, [Option<Result<u8>>; N]),
 ) {
-    loom::model(move || {
+    bounded(None, line, within, told);
+}
+
+/// As [`meet`], with so many preemptions at most instead of as many as the environment says.
+fn bounded<const N: usize>(
+    preemptions: Option<usize>,
+    line: fn() -> Line<Echo>,
+    within: [Duration; N],
+    told: fn(&Line<Echo>, [Option<Result<u8>>; N]),
+) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions.or(model.preemption_bound);
+    model.check(move || {
         let line = Arc::new(line());
         let others: Vec<_> = (1..N)
             .map(|n| {
@@ -128,7 +141,7 @@ fn meet<const N: usize>(
         let s = line.state.lock();
         assert!(!s.has_writer && !s.has_reader, "a role was left behind");
         assert!(s.queue.is_empty(), "something was left unsent");
-        assert!(s.is_dead || s.written == s.begun);
+        assert!(s.is_dead() || s.written == s.begun);
         drop(s);
         told(&line, results.try_into().unwrap());
     });
@@ -153,7 +166,12 @@ fn model_three_callers_have_their_own_answers() {
 
 #[test]
 fn model_four_callers_have_their_own_answers() {
-    meet(|| Echo::answering(9, false), [LONG; 4], all_answered);
+    bounded(
+        Some(2), // all that a build can wait for
+        || Echo::answering(9, false),
+        [LONG; 4],
+        all_answered,
+    );
 }
 
 /// One has no time at all: it may read, write or wait when it finds out. The other goes on, and the

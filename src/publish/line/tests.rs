@@ -1,8 +1,9 @@
 use std::{io, sync::mpsc, thread};
 
 use super::*;
+use crate::sync::Condvar;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const SHORT: Duration = Duration::from_millis(150);
 
 /// A far end that does what the test says, when it says it.
@@ -140,11 +141,13 @@ fn call(line: &Arc<Line<Puppet>>, command: &str, within: Duration) -> mpsc::Rece
     let before = line.state.lock().queued;
     let there = Arc::clone(line);
     let command = command.to_owned();
-    thread::spawn(move || {
+    let call = move || {
         let by = Deadline::after(within);
         let tag = u32::from(command.as_bytes()[0]);
         let _ = told.send(there.call(&Arc::default(), command.as_bytes(), tag, by));
-    });
+    };
+    let named = thread::Builder::new().name("caller".to_owned());
+    named.spawn(call).expect("a thread");
     let deadline = clock::now() + LONG;
     while line.state.lock().queued == before {
         assert!(clock::now() < deadline, "not in line in time");
@@ -172,7 +175,7 @@ fn told(hear: &mpsc::Receiver<Told>) -> Result<String> {
 }
 
 fn outcome(hear: &mpsc::Receiver<Told>) -> Outcome {
-    told(hear).unwrap_err().outcome()
+    told(hear).expect_err("a failure").outcome()
 }
 
 /// A line whose first write, of this command, is under way.

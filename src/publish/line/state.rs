@@ -1,0 +1,118 @@
+//! Who is in line, and what is to be sent: everything about a line but its bytes on the way.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{Error, Outcome, clock};
+
+use super::seat::{Seat, Word};
+
+pub(super) struct State<A> {
+    /// Commands that were queued while another was being written.
+    pub(super) queue: Vec<u8>,
+    /// The buffer that takes turns with the queue.
+    pub(super) spare: Vec<u8>,
+    /// Where commands end, counted in bytes since the line began: the last in the queue; the last that
+    /// was given to a write; the last byte the kernel has taken.
+    pub(super) queued: u64,
+    pub(super) begun: u64,
+    pub(super) written: u64,
+    /// In the order of their commands.
+    pub(super) tickets: VecDeque<Ticket<A>>,
+    pub(super) has_writer: bool,
+    pub(super) has_reader: bool,
+    /// How often anything was received, and when the line was last of use.
+    pub(super) heard: u64,
+    pub(super) used_ms: u64,
+    /// Whether part of an answer has arrived.
+    pub(super) half_read: bool,
+    pub(super) standing: Standing,
+}
+
+/// How a line stands.
+pub(super) enum Standing {
+    Open,
+    /// What is on its way is waited for, but nothing more is taken.
+    Closing,
+    /// Everybody in line has been told why.
+    Dead(Error),
+}
+
+pub(super) struct Ticket<A> {
+    /// Where its command ends.
+    pub(super) end: u64,
+    pub(super) tag: u32,
+    /// None when its caller has given up.
+    pub(super) seat: Option<Arc<Seat<A>>>,
+}
+
+impl<A> State<A> {
+    pub(super) fn new() -> Self {
+        Self {
+            queue: Vec::new(),
+            spare: Vec::new(),
+            queued: 0,
+            begun: 0,
+            written: 0,
+            tickets: VecDeque::with_capacity(16),
+            has_writer: false,
+            has_reader: false,
+            heard: 0,
+            used_ms: clock::coarse_ms(),
+            half_read: false,
+            standing: Standing::Open,
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.standing, Standing::Dead(_))
+    }
+
+    /// A caller that does nothing but wait, and will not be told anything else before its command in the
+    /// queue is written.
+    pub(super) fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
+        let queued = self.tickets.iter().rev().take_while(|t| t.end > self.begun);
+        let mut seats = queued.filter_map(|t| t.seat.as_ref());
+        seats.find(|seat| seat.is_parked()).cloned()
+    }
+
+    /// Whether anything was sent that has not been answered.
+    pub(super) fn expects_answers(&self) -> bool {
+        self.tickets.front().is_some_and(|t| t.end <= self.begun)
+    }
+
+    /// Gives the reader's role to the first in line that can take it. It is to be woken.
+    pub(super) fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
+        self.has_reader = false;
+        if self.is_dead() || !self.expects_answers() {
+            return None;
+        }
+        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
+        let next = seats.find(|seat| seat.is_parked()).cloned()?;
+        next.tell(Word::Read);
+        self.has_reader = true;
+        Some(next)
+    }
+
+    /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
+    pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>) -> Outcome {
+        let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
+        let Some(at) = self.tickets.iter().position(is_its) else {
+            return Outcome::Unknown;
+        };
+        let end = self.tickets[at].end;
+        if end <= self.begun {
+            self.tickets[at].seat = None;
+            return Outcome::Unknown;
+        }
+        let before = at.checked_sub(1).map_or(0, |b| self.tickets[b].end);
+        let start = before.max(self.begun);
+        let place = |offset| (offset - self.begun) as usize;
+        self.queue.drain(place(start)..place(end));
+        self.tickets.remove(at);
+        self.queued -= end - start;
+        for later in self.tickets.iter_mut().skip(at) {
+            later.end -= end - start;
+        }
+        Outcome::NotApplied
+    }
+}
