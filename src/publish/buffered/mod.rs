@@ -194,8 +194,8 @@ impl BufferedPublisher {
     /// # Errors
     ///
     /// The message was not taken: it is too large or otherwise not fit to be published
-    /// ([`ErrorKind::TooLarge`], [`ErrorKind::Argument`]; a message type is required here), there was no
-    /// room in time ([`ErrorKind::Full`]), or the publisher was closed ([`ErrorKind::Stopped`]).
+    /// ([`ErrorKind::TooLarge`], [`ErrorKind::Argument`]; here a message needs a type and has no dedupe
+    /// id), there was no room in time ([`ErrorKind::Full`]), or the publisher was closed ([`ErrorKind::Stopped`]).
     pub fn enqueue(&self, message: &Outgoing<'_>) -> Result<()> {
         self.shared().enqueue(message, None, self.shared().room())
     }

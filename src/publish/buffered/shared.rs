@@ -25,6 +25,10 @@ use super::{
     parcel::{BoxedParcel, Pool, Undelivered},
 };
 
+/// As many threads may be about to queue a message, each with a buffer in hand, before one too many is
+/// made.
+const CALLERS: usize = 64;
+
 /// What the handles and the pump share.
 pub(super) struct Shared {
     pub(super) plan: Arc<PublishPlan>,
@@ -40,9 +44,6 @@ pub(super) struct Shared {
     pub(super) closing: AtomicBool,
     pub(super) drops: Mutex<Quiet>,
 }
-
-/// Callers that may have a message in hand at a time, more or less.
-const CALLERS: usize = 64;
 
 /// What is done about a full queue.
 #[derive(Clone, Copy)]
