@@ -10,11 +10,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Error, Outcome};
+use crate::{Error, Outcome, wire::RoundRobin};
 
 /// The counters of one topic, shared by all its publishers in this process.
 #[derive(Debug, Default)]
 pub(crate) struct PublishCounts {
+    /// Whose turn it is among the partitions.
+    pub(super) turns: RoundRobin,
     /// By partition. The lock is for growth; publishers hold on to the counters themselves.
     stored: Mutex<Vec<Arc<AtomicU64>>>,
     others: [AtomicU64; OTHERS],
