@@ -383,7 +383,7 @@ mod tests {
         Outcome, TopicSettings,
         net::Target,
         publish::{PublishCounts, TraceHook},
-        wire::{Keys, RoundRobin},
+        wire::Keys,
     };
 
     const LONG: Duration = Duration::from_secs(20);
@@ -399,7 +399,6 @@ mod tests {
             timeout: LONG,
             max_message_bytes: 1000,
             counts: Arc::<PublishCounts>::default(),
-            round_robin: Arc::<RoundRobin>::default(),
             trace: TraceHook::default(),
         };
         Arc::new(Shared::new(plan, settings))
@@ -444,6 +443,13 @@ mod tests {
         assert_eq!((status.queued, status.unknown), (0, 2));
     }
 
+    /// All there is to a message.
+    fn parts(m: &Outgoing<'_>) -> String {
+        let texts = [m.key, m.message_type, m.body, m.correlation_id];
+        let (trace, headers, p) = (m.traceparent, &m.headers, m.partition);
+        format!("{texts:?} {trace:?} {headers:?} {p:?}")
+    }
+
     #[test]
     fn a_message_comes_back_as_it_was_given() {
         let shared = shared(ProducerSettings::new("orders"));
@@ -466,11 +472,11 @@ mod tests {
         let back = publisher.reclaim();
         assert_eq!(back.len(), given.len());
         for (m, back) in given.iter().zip(&back) {
-            assert_eq!(format!("{m:?}"), format!("{:?}", back.message()));
+            assert_eq!(parts(m), parts(&back.message()));
         }
         let debug = format!("{:?}", back[0]);
         assert!(
-            debug.contains("body_bytes: 5") && !debug.contains("$1"),
+            debug.contains("body_len: 5") && !debug.contains("$1") && !debug.contains("k"),
             "{debug}"
         );
         shared.pump_ended([].into_iter());

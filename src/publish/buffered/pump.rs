@@ -19,7 +19,7 @@ use super::{
     super::{
         Encoder,
         counts::Count,
-        link::{Link, PIECE_BYTES, PIECE_MESSAGES, is_over},
+        link::{Link, PIECE_BYTES, is_full, is_over},
     },
     books::Totals,
     parcel::{BoxedParcel, Undelivered},
@@ -179,16 +179,12 @@ impl Pump {
         }
     }
 
-    /// Writes the commands of a piece. A message that makes up a piece by itself is sent by itself: if the
-    /// server takes offence at its size, no other is touched.
+    /// Writes the commands of a piece.
     fn write(&mut self, encoder: &Encoder) {
         let out = self.link.out();
         out.clear();
         for parcel in &self.hand {
-            let full = self.routes.len() == PIECE_MESSAGES
-                || out.len() >= PIECE_BYTES
-                || parcel.len() >= PIECE_BYTES && !out.is_empty();
-            if full {
+            if is_full(out, self.routes.len(), parcel.len()) {
                 break;
             }
             let (fate, route) = match parcel.partition(encoder) {
