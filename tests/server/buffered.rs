@@ -740,7 +740,7 @@ fn what_waits_can_be_taken_back_and_enqueued_again() {
     // as much as the pump has not in hand
     back.extend(orders.reclaim());
     assert!((7..=10).contains(&back.len()), "{}", back.len());
-    assert!(format!("{:?}", back[0]).contains("body_bytes: 1"));
+    assert!(format!("{:?}", back[0]).contains("body_len: 1"));
     let report = orders.flush(Duration::from_millis(1));
     assert_eq!(report.returned, back.len() as u64);
     assert_eq!(report.queued, 10 - report.returned);

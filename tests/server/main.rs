@@ -14,6 +14,7 @@ mod buffered;
 mod configured;
 mod content;
 mod contract;
+mod every_way;
 mod forwarder;
 mod idempotency;
 mod json_publishing;
