@@ -10,7 +10,7 @@ use crate::{
     StreamId,
     backoff::{IdleLadder, jittered},
     clock,
-    error::{Error, ErrorKind, Outcome},
+    error::{Error, ErrorKind, Outcome, ServerClass::Auth},
     net::{Deadline, STOP},
     quiet::{HeldBack, Quiet},
 };
@@ -48,7 +48,9 @@ enum Fate {
 impl Fate {
     /// Of a message that failed with this error.
     fn of(e: Error) -> Self {
-        if e.outcome() == Outcome::NotApplied && e.is_retryable() {
+        // Whom the server lets in is put right while messages wait, and is about none of them.
+        let is_outside = e.kind() == ErrorKind::Connect || e.server_class() == Some(Auth);
+        if e.outcome() == Outcome::NotApplied && (e.is_retryable() || is_outside) {
             Self::Again(e)
         } else {
             Self::Lost(e)
@@ -168,10 +170,12 @@ impl Pump {
             }
             // told to end
             Err(e) if e.kind() == ErrorKind::Stopped => return,
-            // This holds for every message, and none of them was sent.
-            Err(e) => self
-                .fates
-                .extend(self.hand.iter().map(|_| Fate::of(e.again()))),
+            // None of them was sent, and it is about none of them. Rights may be granted while they wait, but
+            // settings that do not fit the topic stay as they are.
+            Err(e) => self.fates.extend(self.hand.iter().map(|_| match e.kind() {
+                ErrorKind::Config => Fate::Lost(e.again()),
+                _ => Fate::Again(e.again()),
+            })),
         }
         self.link.rest();
         if let Some(e) = self.settle() {
@@ -309,7 +313,8 @@ impl Pump {
             );
         }
         shared.plan.counts.sub(Count::Queued, totals.all());
-        shared.books.lock().settle(totals, lost);
+        let waits = trouble.as_ref().map(Error::again);
+        shared.books.lock().settle(totals, lost, waits);
         shared.settled.notify_all();
         trouble
     }
@@ -317,10 +322,11 @@ impl Pump {
     /// Lets some time pass before the next try.
     fn pause(&mut self, e: &Error) {
         if let Some(n) = self.trouble.permit() {
+            // before the log is written: that may take its time, or publish by way of this queue
+            let queued = self.shared.books.lock().queued();
             log::warn!(
-                "buffered publisher of {}: {e}; trying again, {} message(s) wait{}",
+                "buffered publisher of {}: {e}; trying again, {queued} message(s) wait{}",
                 self.shared.plan.topic,
-                self.shared.books.lock().queued(),
                 HeldBack(n)
             );
         }
