@@ -846,15 +846,17 @@ fn a_log_may_be_published_by_way_of_the_queue_it_tells_of() {
     let counter = told.clone();
     on_log(move |line| {
         if line.contains("buffered publisher of lines") {
-            // a closed one takes none
-            let _ = log.enqueue(&message(line));
-            counter.fetch_add(1, Relaxed);
+            for _ in 0..10 {
+                // it makes room by dropping the oldest; a closed one takes none
+                let _ = log.enqueue(&message(line));
+            }
+            counter.fetch_add(u64::from(line.contains("trying again")), Relaxed);
         }
     });
     for n in 0..20 {
         lines.enqueue(&message(&n.to_string())).unwrap();
     }
-    expect("the server to be missed, too", || told.load(Relaxed) >= 2);
+    expect("the server to be missed", || told.load(Relaxed) > 0);
     relay.refuse_new(false).unwrap();
     assert_eq!(lines.flush(PATIENCE).queued, 0);
     assert_eq!(lines.close(PATIENCE).report.queued, 0);
