@@ -8,7 +8,10 @@ use redis::Value;
 use crate::{
     Message, Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Deadline, resp},
+    net::{
+        Deadline, resp,
+        script::{Form, Script, by_hash_first},
+    },
     quiet::{HeldBack, Quiet},
 };
 
@@ -16,7 +19,6 @@ use super::{
     Encoder, Outgoing, Packing, PublishPlan,
     link::{Link, is_over},
     once::{check_marker, check_ttl},
-    script::{Form, Script, by_hash_first},
 };
 
 /// Publishes to a topic what comes of the messages of ordered sources, exactly once in effect: a message

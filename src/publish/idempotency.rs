@@ -12,7 +12,10 @@ use redis::{Cmd, Value};
 use crate::{
     Result, clock,
     error::{Error, ErrorKind},
-    net::{Connection, Deadline, Target},
+    net::{
+        Connection, Deadline, Target,
+        script::{Script, by_hash_first},
+    },
     wire::InstanceId,
 };
 
@@ -20,7 +23,6 @@ use super::{
     link::is_over,
     once::{check_marker, check_ttl},
     plan::dial,
-    script::{Script, by_hash_first},
 };
 
 /// Tells the first sight of an id from the others, so that what must happen once is not done twice: for

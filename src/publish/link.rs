@@ -5,15 +5,14 @@ use std::{mem, sync::Arc, time::Duration};
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Inbox, Interrupt},
+    net::{
+        Connection, Deadline, Inbox, Interrupt,
+        script::{Form, by_hash_first},
+    },
     wire::Entry,
 };
 
-use super::{
-    Encoder, Outgoing, Packing, PublishPlan, Published,
-    once::Dedupe,
-    script::{Form, by_hash_first},
-};
+use super::{Encoder, Outgoing, Packing, PublishPlan, Published, once::Dedupe};
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.

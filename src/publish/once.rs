@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::resp::{self, Head},
+    net::{
+        resp::{self, Head},
+        script::{Form, Script},
+    },
     wire::Entry,
 };
 
-use super::{
-    Encoder,
-    script::{Form, Script},
-};
+use super::Encoder;
 
 /// What became of a message with a dedupe id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
