@@ -3,7 +3,7 @@
 use std::{
     env,
     io::{self, BufRead},
-    process::{Child, Command, Stdio},
+    mem,
     time::Duration,
 };
 
@@ -13,8 +13,8 @@ use streamlane::{
 };
 
 use crate::{
-    PARTITIONS, PATIENCE, TOPIC, dice::Dice, load::Load, number_from_env, proof::Logs, settings,
-    turn, untrimmed,
+    PARTITIONS, PATIENCE, TOPIC, dice::Dice, load::Load, number_from_env, process::Process,
+    proof::Logs, settings, turn, untrimmed,
 };
 
 /// What is forwarded to.
@@ -34,11 +34,13 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     let streams = open(&server.url());
     let load = Load::start(&streams, &logs.published, Duration::from_millis(25));
     let names = ["one", "other"];
-    let mut workers = names.map(|name| Worker::start(&server, name));
+    let url = server.url();
+    let start = |name| Process::start("forwards::entry", &[(URL, &*url), (NAME, name)]);
+    let mut workers = names.map(start);
     for n in 0..kills {
         dice.wait_ms(100..400);
         let i = n as usize % 2;
-        workers[i] = Worker::start(&server, names[i]);
+        mem::replace(&mut workers[i], start(names[i])).kill();
     }
     eprintln!("forwarders: {}", load.finish());
     let content = |topic: &str, p: u32| -> Vec<String> {
@@ -91,27 +93,4 @@ fn entry() {
         .unwrap();
     // until the test is dead
     io::stdin().lock().lines().for_each(drop);
-}
-
-/// A forwarding process. Killed on drop.
-struct Worker(Child);
-
-impl Worker {
-    fn start(server: &PrivateServer, name: &str) -> Self {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "forwards::entry", "--nocapture"])
-            .env(URL, server.url())
-            .env(NAME, name)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn();
-        Self(child.unwrap())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

@@ -21,8 +21,11 @@ mod forwards;
 mod kills;
 mod load;
 mod outages;
+mod process;
 mod proof;
+mod publishers;
 mod stops;
+mod ways;
 mod worker;
 
 use std::{env, time::Duration};

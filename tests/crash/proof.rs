@@ -1,6 +1,6 @@
 //! The logs of a test and what they prove.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use streamlane::testing::{Checker, PrivateServer, Recorder, Report, Rules};
 
@@ -12,10 +12,15 @@ pub struct Logs {
 
 impl Logs {
     pub fn of(server: &PrivateServer) -> Self {
-        let path = |name: &str| server.dir().join(name);
+        Self::named(server.dir(), "")
+    }
+
+    /// One of several pairs in a directory.
+    pub fn named(dir: &Path, prefix: &str) -> Self {
+        let path = |name| dir.join(format!("{prefix}{name}.log"));
         Self {
-            published: path("published.log"),
-            handled: path("handled.log"),
+            published: path("published"),
+            handled: path("handled"),
         }
     }
 
