@@ -8,7 +8,7 @@ use std::{
 };
 
 use streamlane::{
-    Forwarding, HandlerResult, Message, OrAction, Outgoing, Source, Streams,
+    Forwarding, HandlerResult, Message, OrAction, Outgoing, Source, StreamId, Streams,
     testing::{PrivateServer, eventually},
 };
 
@@ -17,8 +17,9 @@ use crate::{
     proof::Logs, settings, turn, untrimmed,
 };
 
-/// What is forwarded to.
+/// What is forwarded to, and how far.
 const TARGET: &str = "shipping";
+const MARKS: &str = "re:{shipping}:state:forward:high-water";
 
 /// Where a worker finds the address of its server, and the name it consumes under.
 const URL: &str = "STREAMLANE_FORWARD_URL";
@@ -37,10 +38,22 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     let url = server.url();
     let start = |name| Process::start("forwards::entry", &[(URL, &*url), (NAME, name)]);
     let mut workers = names.map(start);
+    // How far each partition was forwarded, which the two race to move.
+    let marks = || {
+        let source = |p| format!("{TOPIC}:{p}");
+        let get = |p| server.command(&["HGET", MARKS, &source(p)]);
+        let mark = |p| get(p).unwrap().text().parse().unwrap_or(StreamId::MIN);
+        (0..PARTITIONS).map(mark).collect::<Vec<_>>()
+    };
+    let mut before = marks();
     for n in 0..kills {
         dice.wait_ms(100..400);
         let i = n as usize % 2;
         mem::replace(&mut workers[i], start(names[i])).kill();
+        let now = marks();
+        let behind = before.iter().zip(&now).any(|(before, now)| now < before);
+        assert!(!behind, "{before:?} went back to {now:?}");
+        before = now;
     }
     eprintln!("forwarders: {}", load.finish());
     let content = |topic: &str, p: u32| -> Vec<String> {
@@ -58,6 +71,10 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     let whole = || (0..PARTITIONS).map(|p| length(TARGET, p)).sum::<i64>() >= total;
     assert!(eventually(PATIENCE, whole), "everything is forwarded");
     drop(workers);
+    assert!(
+        before.iter().all(|mark| *mark > StreamId::MIN),
+        "{before:?}"
+    );
     for (p, original) in (0..).zip(all) {
         assert_eq!(content(TARGET, p), original, "partition {p}");
     }
