@@ -16,6 +16,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, unreachable_pub)]
 
+mod claims;
 mod dice;
 mod forwards;
 mod kills;

@@ -14,9 +14,9 @@ use std::{
 };
 
 use streamlane::{
-    Outcome, Result, Settings, StreamId, Streams,
+    Outcome, Result, Settings, Streams,
     testing::{
-        Aof, Event, Fault, Kind, Line, PrivateServer, Recorder, Relay, Reply, Rules,
+        Aof, Fault, Kind, Line, PrivateServer, Recorder, Relay, Rules,
         Way::{Replies, Requests},
         eventually,
     },
@@ -27,7 +27,7 @@ use crate::{
     dice::Dice,
     number_from_env,
     process::Process,
-    proof::Logs,
+    proof::{Logs, by_id, numbered, said},
     turn, untrimmed,
     ways::{Stored, Voice, Way},
 };
@@ -346,24 +346,19 @@ impl Books {
 
     fn check_way(&self, way: Way, server: &PrivateServer) {
         let topic = way.topic();
-        let (mut numbers, mut by_id, mut by_number) = (vec![], vec![], vec![]);
+        let (mut numbers, mut ids, mut by_number) = (vec![], vec![], vec![]);
         for p in 0..PARTITIONS {
-            let range = server
-                .command(&["XRANGE", &way.stream(p), "-", "+"])
-                .unwrap();
-            let here: Vec<_> = range.items().iter().map(said).collect();
+            let here = said(server, &way.stream(p));
             let in_order = here.is_sorted_by(|a, b| a.1 < b.1);
             assert!(in_order, "{way:?} in partition {p}: {here:?}");
             numbers.extend(here.iter().map(|(_, n)| *n));
             for (id, n) in here {
-                by_id.push(event(Kind::Handled, &topic, (id.ms(), id.seq()), n));
-                by_number.push(event(Kind::Handled, &topic, (n, 0), n));
+                ids.push(by_id(Kind::Handled, &topic, id, n));
+                by_number.push(numbered(Kind::Handled, &topic, n));
             }
         }
         assert!(numbers.len() > 10, "{way:?} was at work: {numbers:?}");
-        Logs::recorder(&self.ids.handled)
-            .record_all(&by_id)
-            .unwrap();
+        Logs::recorder(&self.ids.handled).record_all(&ids).unwrap();
         Logs::recorder(&self.numbers.handled)
             .record_all(&by_number)
             .unwrap();
@@ -378,32 +373,15 @@ impl Books {
 impl Pen {
     /// Of each number that it is stored, or that it may be.
     fn write(&self, said: impl Iterator<Item = (u64, Option<Stored>)>) {
-        let (mut by_number, mut by_id) = (vec![], vec![]);
+        let (mut by_number, mut ids) = (vec![], vec![]);
         for (n, stored) in said {
             let kind = stored.map_or(Kind::Unknown, |_| Kind::Published);
-            by_number.push(event(kind, &self.topic, (n, 0), n));
+            by_number.push(numbered(kind, &self.topic, n));
             if let Some(id) = stored.and_then(|s| s.id) {
-                by_id.push(event(kind, &self.topic, (id.ms(), id.seq()), n));
+                ids.push(by_id(kind, &self.topic, id, n));
             }
         }
         self.numbers.record_all(&by_number).unwrap();
-        self.ids.record_all(&by_id).unwrap();
-    }
-}
-
-/// An entry's id and the number it says.
-fn said(e: &Reply) -> (StreamId, u64) {
-    let [id, fields] = e.items() else {
-        panic!("{e:?}")
-    };
-    let body = fields.items()[1].text();
-    (id.text().parse().unwrap(), body.parse().unwrap())
-}
-
-/// A number is its own key: what nobody said of it is not made up for by another.
-fn event(kind: Kind, topic: &str, id: (u64, u64), number: u64) -> Event<'_> {
-    Event {
-        key: number.to_string().into_bytes().into(),
-        ..Event::now(kind, topic, 0, id, b"")
+        self.ids.record_all(&ids).unwrap();
     }
 }
