@@ -254,7 +254,10 @@ impl Speaker {
         match told {
             Ok(stored) => {
                 let way = self.way;
-                assert!(!stored.before || n < self.uncertain, "{way:?}: {n} was not");
+                assert!(
+                    !stored.before || n < self.uncertain,
+                    "{way:?}: {n} was said not to be"
+                );
                 tally.stored += 1;
                 Some(Some(*stored))
             }
