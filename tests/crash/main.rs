@@ -6,8 +6,8 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `STREAMLANE_CRASH_KILLS` | how often each consumer process is killed | 30 |
-//! | `STREAMLANE_CRASH_OUTAGES` | how often the server is killed | 20 |
+//! | `STREAMLANE_CRASH_KILLS` | how often processes are killed, in each test that does it | 20 or 30 |
+//! | `STREAMLANE_CRASH_OUTAGES` | how often the server is killed, or its answers are lost | 4 to 40 |
 //! | `STREAMLANE_CRASH_SEED` | the seed, to run the same moments again | the clock |
 //!
 //! For a long run, say
