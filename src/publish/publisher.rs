@@ -139,10 +139,14 @@ impl Publisher {
         messages: &[Outgoing<'_>],
         results: &mut Vec<Result<R>>,
     ) {
-        let by = Deadline::after(self.shared.plan.timeout);
+        let plan = &*self.shared.plan;
+        let by = Deadline::after(plan.timeout);
         match self.shared.link(by) {
             Ok(mut link) => link.publish_batch(messages, by, results),
-            Err(e) => results.extend(messages.iter().map(|_| Err(e.again()))),
+            Err(e) => results.extend(messages.iter().map(|_| {
+                plan.counts.failed(&e);
+                Err(e.again())
+            })),
         }
     }
 
@@ -156,8 +160,10 @@ impl Publish for &Publisher {
     fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let shared = &*self.shared;
         let by = Deadline::after(shared.plan.timeout);
-        if message.body.len() > LINE_BYTES || message.dedupe.is_some() {
-            return shared.link(by)?.publish(message, by);
+        if message.size() > LINE_BYTES || message.dedupe.is_some() {
+            let link = shared.link(by);
+            let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
+            return link.publish(message, by);
         }
         let mut desk = DESK.take().unwrap_or_default();
         let id = shared.publish(message, &mut desk, by);

@@ -16,6 +16,7 @@ mod configured;
 mod content;
 mod contract;
 mod entry_ids;
+mod every_way;
 mod forwarder;
 mod idempotency;
 mod json_publishing;
