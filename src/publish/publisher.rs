@@ -281,6 +281,10 @@ struct Desk {
 
 impl Desk {
     /// The calling thread's. A call within another has a new one, and so has a thread that is ending.
+    #[expect(
+        clippy::unnecessary_box_returns,
+        reason = "the box itself goes to and fro"
+    )]
     fn take() -> Box<Self> {
         let desk = DESK.try_with(Cell::take);
         desk.ok().flatten().unwrap_or_default()

@@ -20,8 +20,8 @@ const BODY: usize = 5_000_000;
 /// `BatchBytes` unless it is set.
 const BUDGET: usize = 256 * 1024;
 
-/// What threads and their like take.
-const SLACK: usize = 8 << 20;
+/// What threads take, and what the allocator does not give back at once. A batch would be far above it.
+const SLACK: usize = 32 << 20;
 
 /// Where the process that is measured finds its server.
 const URL: &str = "STREAMLANE_BUDGET_URL";
