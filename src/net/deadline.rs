@@ -36,7 +36,7 @@ impl Deadline {
     /// a socket's timeout need not be set anew for every call.
     pub(crate) fn wait(self) -> Duration {
         let left = self.left();
-        let untouched = left + Duration::from_millis(TICK_MS) >= self.allowed;
+        let untouched = !left.is_zero() && left + Duration::from_millis(TICK_MS) >= self.allowed;
         if untouched { self.allowed } else { left }
     }
 }
@@ -55,5 +55,10 @@ mod tests {
             allowed: Duration::from_secs(5),
         };
         assert!(past.left().is_zero() && past.wait().is_zero());
+        let short = Deadline {
+            allowed: Duration::from_millis(1),
+            ..past
+        };
+        assert!(short.wait().is_zero(), "however short it was");
     }
 }

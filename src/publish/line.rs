@@ -7,16 +7,17 @@
 //!
 //! What keeps this from going wrong:
 //!
-//! - Everything but the bytes themselves is decided under one lock, which is never held during a
-//!   system call. Taking a reply, and telling the ticket's caller, are one step.
+//! - Everything but the bytes themselves is decided under one lock, which is held during no read and no
+//!   write. Taking a reply, and telling the ticket's caller, are one step.
 //! - A role is only ever given to a caller that is *parked*: one that does nothing else until it is told
 //!   something. So the writer, whose answer may arrive while it still writes, is not made to read for
 //!   others before it is through, and the reader is not made to write while it sleeps in a read.
 //! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
-//!   it before it has taken the role up; the reader's goes with all that could bring an answer.
-//! - Nothing is queued while nobody writes, and nobody waits for an answer to what was sent while nobody
-//!   reads. Who has sent nothing yet does not read while somebody writes, so that it can take over as the
-//!   writer. Where the line is dead, whoever is still parked hears from the writer how far it got.
+//!   it before it has taken the role up; the reader's, to one whose command has gone out. So whoever is
+//!   parked can take over one of the two, and no writer has to go on past its own time.
+//! - Nothing is queued while nobody writes. Nobody waits for an answer to what was sent while nobody
+//!   reads, unless the writer is about to: it is the next reader when it is through.
+//! - Where the line is dead, whoever is still parked hears from the writer how far it got.
 //! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
 
 mod seat;
@@ -211,8 +212,8 @@ impl<F: Far> Line<F> {
         mut s: Guard<'a, F::Answer>,
         call: &Call<'_, F::Answer>,
     ) -> Guard<'a, F::Answer> {
-        while !s.is_dead() {
-            if s.queue.is_empty() {
+        loop {
+            if s.is_dead() || s.queue.is_empty() {
                 s.has_writer = false;
                 break;
             }
@@ -244,7 +245,7 @@ impl<F: Far> Line<F> {
             if let Word::Done(answer) = call.seat.take() {
                 return answer;
             }
-            if !s.has_reader && !s.is_dead() && s.expects_answers() {
+            if !s.has_reader && !s.has_writer && !s.is_dead() {
                 s.has_reader = true;
                 drop(s);
                 return self.read(call);
@@ -362,6 +363,10 @@ impl<F: Far> Line<F> {
             };
             let text = reading.inbox.bytes_of(reply);
             let (answer, is_last) = self.far.answer(reply, text, ticket.tag);
+            let error = answer.as_ref().err();
+            // whose the next one is would be anybody's guess
+            let out_of_step = error.filter(|e| e.kind() == ErrorKind::Protocol);
+            let out_of_step = out_of_step.map(Error::again);
             if is_last && !s.is_dead() {
                 s.standing = Standing::Closing;
             }
@@ -375,6 +380,9 @@ impl<F: Far> Line<F> {
                     "a role is lost"
                 );
                 reading.told.push(seat);
+            }
+            if let Some(e) = out_of_step {
+                return Err(e);
             }
         }
         if s.tickets.is_empty() && !reading.inbox.is_drained() {

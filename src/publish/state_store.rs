@@ -123,7 +123,9 @@ impl StateStore {
         let transaction = self.transaction(name, expected, events).inspect_err(|e| {
             // from here on the transaction does the counting
             let counts = &self.outbox.plan().counts;
-            events.iter().for_each(|_| counts.failed(e));
+            for _ in events {
+                counts.failed(e);
+            }
         })?;
         Ok(match transaction.commit()? {
             Commit::ConditionFailed => Append::Conflict,

@@ -78,18 +78,14 @@ impl<A> State<A> {
         seats.find(|seat| seat.is_parked()).cloned()
     }
 
-    /// Whether anything was sent that has not been answered.
-    pub(super) fn expects_answers(&self) -> bool {
-        self.tickets.front().is_some_and(|t| t.end <= self.begun)
-    }
-
-    /// Gives the reader's role to the first in line that can take it. It is to be woken.
+    /// Gives the reader's role to the first that waits for an answer. It is to be woken.
     pub(super) fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
         self.has_reader = false;
-        if self.is_dead() || !self.expects_answers() {
+        if self.is_dead() {
             return None;
         }
-        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
+        let sent = self.tickets.iter().take_while(|t| t.end <= self.begun);
+        let mut seats = sent.filter_map(|t| t.seat.as_ref());
         let next = seats.find(|seat| seat.is_parked()).cloned()?;
         next.tell(Word::Read);
         self.has_reader = true;
