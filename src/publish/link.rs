@@ -32,7 +32,7 @@ pub(super) fn is_full(piece: &[u8], messages: usize, next: usize) -> bool {
 const IDLE_MS: u64 = 5;
 
 /// Past this many bytes a send buffer is given back after use.
-pub(super) const KEPT_BYTES: usize = 1024 * 1024;
+const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]

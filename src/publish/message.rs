@@ -210,7 +210,7 @@ impl<'a, P: Publish> Draft<'a, P> {
     /// - a server that loses what it acknowledged (a crash without fsync, a failover) loses both together
     ///   or the marker first, and then the message may be stored again.
     ///
-    /// The id is 1 to 1024 bytes, `ttl` at least 1 ms, and rounded up to milliseconds. The user needs the
+    /// The id is 1 to 1024 bytes and not blank, `ttl` at least 1 ms, and rounded up to milliseconds. The user needs the
     /// rights to run scripts.
     ///
     /// ```no_run

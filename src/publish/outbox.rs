@@ -216,6 +216,7 @@ pub enum Commit {
 
 impl Commit {
     /// What the server answered, if it was carried out.
+    #[must_use = "the transaction may not have been carried out"]
     pub fn committed(self) -> Option<Committed> {
         match self {
             Self::Committed(done) => Some(done),

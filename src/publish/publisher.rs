@@ -126,6 +126,7 @@ impl Publisher {
     ///
     /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own. Batches of
     /// several threads take turns.
+    #[must_use = "each message has a result of its own"]
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
         self.publish_batch_into(messages, &mut results);
