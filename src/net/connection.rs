@@ -69,6 +69,13 @@ impl Connection {
         let deadline = super::after(timeout);
         let share = (timeout / DIAL_SHARE).min(Duration::from_secs(1));
         let pass = gate.enter(interrupt, super::after(timeout.saturating_sub(share)))?;
+        if clock::now() >= deadline {
+            // No news of the server, and nothing to hold others back for.
+            pass.abandoned();
+            let what = "no time was left to connect";
+            let e = Error::new(ErrorKind::Connect, "connect", what);
+            return Err(e.at(target.endpoint()));
+        }
         let shared = Arc::clone(&gate);
         match Self::establish(target, client_name, interrupt, shared, deadline, timeout) {
             Ok(connection) => {

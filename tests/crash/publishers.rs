@@ -181,7 +181,7 @@ fn voices(streams: &Streams) -> impl Iterator<Item = (Way, usize, Voice)> {
         .flat_map(move |way| of(way).map(move |(i, voice)| (way, i, voice)))
 }
 
-/// What a voice was told.
+/// How often a voice was told what.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tally {
     stored: u64,
@@ -229,7 +229,7 @@ impl Speaker {
         while !over.load(Relaxed) {
             let numbers: Vec<_> = (self.next..self.next + self.way.breath()).collect();
             if self.mortal {
-                self.pen.write(numbers.iter().map(|n| (*n, None)));
+                self.pen.write(numbers.iter().map(|n| (*n, Told::Perhaps)));
                 self.uncertain = self.next + self.way.breath();
             }
             let results = (self.voice)(&numbers);
@@ -253,17 +253,15 @@ impl Speaker {
         tally
     }
 
-    /// That a number is stored, or may be; nothing if it is not.
-    fn hear(&mut self, n: u64, told: &Result<Stored>, tally: &mut Tally) -> Option<Option<Stored>> {
-        match told {
+    /// Nothing of a number that is not stored.
+    fn hear(&mut self, n: u64, result: &Result<Stored>, tally: &mut Tally) -> Option<Told> {
+        match result {
             Ok(stored) => {
                 let way = self.way;
-                assert!(
-                    !stored.before || n < self.uncertain,
-                    "{way:?}: {n} was said not to be"
-                );
+                let possible = !stored.before || n < self.uncertain;
+                assert!(possible, "{way:?}: {n} was said not to be");
                 tally.stored += 1;
-                Some(Some(*stored))
+                Some(Told::Stored(*stored))
             }
             Err(e) if e.outcome() == Outcome::NotApplied => {
                 tally.not_applied += 1;
@@ -273,10 +271,17 @@ impl Speaker {
                 assert_eq!(e.outcome(), Outcome::Unknown, "{e}");
                 tally.unknown += 1;
                 self.uncertain = n + 1;
-                Some(None)
+                Some(Told::Perhaps)
             }
         }
     }
+}
+
+/// What a voice was told of a number.
+#[derive(Clone, Copy)]
+enum Told {
+    Stored(Stored),
+    Perhaps,
 }
 
 /// What is known of the numbers, in two pairs of logs: by the number, as if it were the entry's id, which
@@ -378,15 +383,15 @@ impl Books {
 }
 
 impl Pen {
-    /// Of each number that it is stored, or that it may be.
-    fn write(&self, said: impl Iterator<Item = (u64, Option<Stored>)>) {
+    fn write(&self, told: impl Iterator<Item = (u64, Told)>) {
         let (mut by_number, mut ids) = (vec![], vec![]);
-        for (n, stored) in said {
-            let kind = stored.map_or(Kind::Unknown, |_| Kind::Published);
+        for (n, told) in told {
+            let (kind, id) = match told {
+                Told::Stored(stored) => (Kind::Published, stored.id),
+                Told::Perhaps => (Kind::Unknown, None),
+            };
             by_number.push(numbered(kind, &self.topic, n));
-            if let Some(id) = stored.and_then(|s| s.id) {
-                ids.push(by_id(kind, &self.topic, id, n));
-            }
+            ids.extend(id.map(|id| by_id(kind, &self.topic, id, n)));
         }
         self.numbers.record_all(&by_number).unwrap();
         self.ids.record_all(&ids).unwrap();

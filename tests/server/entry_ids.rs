@@ -2,10 +2,7 @@
 //! ahead, or is the last there is.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, time::SystemTime};
 
 use streamlane::{
     testing::{Answer, PrivateServer, Stub},
@@ -13,54 +10,22 @@ use streamlane::{
 };
 
 use crate::{
+    every_way::{Plain, every_way},
     publishing::{entries, length},
     support::*,
 };
 
 const STREAM: &str = "re:s:{orders}:0";
 
-/// Publishes one message in each way there is, and says what came of it by the way's name.
+/// Publishes a message in each way there is.
 fn in_every_way(streams: &Streams) -> Vec<(&'static str, Result<StreamId>)> {
-    let hour = Duration::from_hours(1);
-    let publisher = streams.publisher("orders").unwrap();
-    let message = Outgoing::new("T", "B").key("k");
-    let one = std::slice::from_ref(&message);
-    let outbox = streams.outbox("orders").unwrap();
-    let store = streams.state_store("orders").unwrap();
-    let forwarder = streams.forwarder("orders").unwrap();
-    let buffered = streams.buffered("orders").unwrap();
-    let committed = outbox
-        .transaction()
-        .publish(Outgoing::new("T", "B").key("k"));
-    let committed = committed.commit();
-    let once = publisher.message("T", "B").key("k").dedupe("id", hour);
-    let from = Source::in_order("source", StreamId::new(1, 0));
-    vec![
-        ("shared", publisher.publish("k", "T", "B")),
-        ("dedicated", publisher.dedicated().publish("k", "T", "B")),
-        ("batch", publisher.publish_batch(one).remove(0)),
-        ("json", publisher.publish_json("k", &As("T", &1))),
-        (
-            "buffered",
-            buffered
-                .enqueue_tracked(&message)
-                .and_then(|mut r| r.wait(PATIENCE)),
-        ),
-        ("once", once.publish().map(|p| p.id)),
-        ("outbox", committed.map(|c| c.committed().unwrap().ids[0])),
-        (
-            "state store",
-            // the last it published, for what it tells are ids of its own
-            store.append_always("s", one).map(|ids| ids[0]),
-        ),
-        (
-            "forwarder",
-            forwarder.forward(&from, one).map(|f| match f {
-                Forwarding::Forwarded(ids) => ids[0],
-                other => panic!("{other:?}"),
-            }),
-        ),
-    ]
+    let message = Plain {
+        key: "k",
+        body: "B",
+        partition: None,
+    };
+    let ways = every_way(streams, "orders").into_iter();
+    ways.map(|(way, send)| (way, send(message))).collect()
 }
 
 #[test]
@@ -76,11 +41,11 @@ fn ids_are_left_to_the_server_whatever_publishes() {
     })
     .unwrap();
     let results = in_every_way(&open(&stub.url(), "orders", 1));
-    let ways = results.len() as i64;
+    let ways = results.len();
     for (way, result) in results {
         assert!(result.is_ok(), "{way}: {result:?}");
     }
-    assert_eq!(length(&server, "orders", 0), ways);
+    assert_eq!(entries(&server, "orders", 0).len(), ways);
     let seen = stub.seen();
     let adds = |s: &&testing::Seen| {
         let script = ["EVAL", "EVALSHA"].contains(&&*s.name());

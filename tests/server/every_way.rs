@@ -23,10 +23,10 @@ const DAY: Duration = Duration::from_hours(24);
 
 /// A message as each way can make it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Plain<'a> {
-    key: &'a str,
-    body: &'a str,
-    partition: Option<u32>,
+pub struct Plain<'a> {
+    pub key: &'a str,
+    pub body: &'a str,
+    pub partition: Option<u32>,
 }
 
 impl<'a> Plain<'a> {
@@ -39,10 +39,11 @@ impl<'a> Plain<'a> {
     }
 }
 
-type Send = Box<dyn Fn(Plain<'_>) -> Result<()>>;
+/// Publishes a message and returns its id; of an event, that in its state.
+pub type Send = Box<dyn Fn(Plain<'_>) -> Result<StreamId>>;
 
 /// Every way to publish one message to a topic, by name.
-fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
+pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
     let publisher = || streams.publisher(topic).unwrap();
     let (shared, dedicated, batch, once) = (publisher(), publisher(), publisher(), publisher());
     let buffered = streams.buffered(topic).unwrap();
@@ -60,13 +61,13 @@ fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
             None => draft,
         };
         match id {
-            Some(id) => draft.dedupe(id, DAY).publish().map(drop),
-            None => draft.publish().map(drop),
+            Some(id) => draft.dedupe(id, DAY).publish().map(|p| p.id),
+            None => draft.publish(),
         }
     };
     let only = |mut results: Vec<Result<StreamId>>| {
         assert_eq!(results.len(), 1);
-        results.remove(0).map(drop)
+        results.remove(0)
     };
     let dedicated = move |m: Plain<'_>| only(dedicated.dedicated().publish_batch(&[m.outgoing()]));
     vec![
@@ -84,28 +85,29 @@ fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
             "buffered",
             Box::new(move |m| {
                 let mut receipt = buffered.enqueue_tracked(&m.outgoing())?;
-                receipt.wait(PATIENCE).map(drop)
+                receipt.wait(PATIENCE)
             }),
         ),
         (
             "outbox",
             Box::new(move |m| {
                 let commit = outbox.transaction().publish(m.outgoing()).commit()?;
-                assert!(commit.committed().is_some());
-                Ok(())
+                Ok(commit.committed().unwrap().ids[0])
             }),
         ),
         (
             "state store",
-            Box::new(move |m| store.append_always("s", &[m.outgoing()]).map(drop)),
+            Box::new(move |m| Ok(store.append_always("s", &[m.outgoing()])?[0])),
         ),
         (
             "forwarder",
             Box::new(move |m| {
                 let source = Source::in_order("s", StreamId::new(next(), 0));
                 let forwarding = forwarder.forward(&source, &[m.outgoing()])?;
-                assert!(matches!(forwarding, Forwarding::Forwarded(_)));
-                Ok(())
+                match forwarding {
+                    Forwarding::Forwarded(ids) => Ok(ids[0]),
+                    other => panic!("{other:?}"),
+                }
             }),
         ),
     ]

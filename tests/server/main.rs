@@ -31,6 +31,7 @@ mod reading;
 mod refusals;
 mod routing;
 mod shapes;
+mod sharing;
 mod sockets;
 mod start;
 mod state_store;

@@ -20,8 +20,7 @@ pub(super) struct State<A> {
     pub(super) tickets: VecDeque<Ticket<A>>,
     pub(super) has_writer: bool,
     pub(super) has_reader: bool,
-    /// How often anything was received, and when the line was last of use.
-    pub(super) heard: u64,
+    /// When anything was last received, or asked after a rest, on the coarse clock.
     pub(super) used_ms: u64,
     /// Whether part of an answer has arrived.
     pub(super) half_read: bool,
@@ -59,7 +58,6 @@ impl<A> State<A> {
             tickets: VecDeque::with_capacity(16),
             has_writer: false,
             has_reader: false,
-            heard: 0,
             used_ms: clock::coarse_ms(),
             half_read: false,
             standing: Standing::Open,
@@ -68,6 +66,14 @@ impl<A> State<A> {
 
     pub(super) fn is_dead(&self) -> bool {
         matches!(self.standing, Standing::Dead(_))
+    }
+
+    /// Something is asked after a rest. Returns how long that was.
+    pub(super) fn end_rest(&mut self) -> u64 {
+        let now = clock::coarse_ms();
+        let rest = now.saturating_sub(self.used_ms);
+        self.used_ms = now;
+        rest
     }
 
     /// A caller that does nothing but wait, and will not be told anything else before its command in the
