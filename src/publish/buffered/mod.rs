@@ -498,7 +498,7 @@ mod tests {
         }
         let debug = format!("{:?}", back[0]);
         assert!(
-            debug.contains("body_len: 5") && !debug.contains("$1") && !debug.contains("k"),
+            debug.contains("body_len: 5") && !debug.contains("$1") && !debug.contains('k'),
             "{debug}"
         );
         shared.pump_ended([].into_iter());
