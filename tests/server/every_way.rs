@@ -42,6 +42,9 @@ impl<'a> Plain<'a> {
 /// Publishes a message and returns its id; of an event, that in its state.
 pub type Send = Box<dyn Fn(Plain<'_>) -> Result<StreamId>>;
 
+/// For ids that are new each time.
+static NTH: AtomicU64 = AtomicU64::new(1);
+
 /// Every way to publish one message to a topic, by name.
 pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
     let publisher = || streams.publisher(topic).unwrap();
@@ -52,7 +55,6 @@ pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
         streams.state_store(topic).unwrap(),
         streams.forwarder(topic).unwrap(),
     );
-    static NTH: AtomicU64 = AtomicU64::new(1);
     let next = || NTH.fetch_add(1, Relaxed);
     let draft = |p: &Publisher, m: Plain<'_>, id: Option<&str>| {
         let draft = p.message("T", m.body).key(m.key);
@@ -278,9 +280,9 @@ fn a_message_too_large_for_the_server_fails_alone_in_a_batch() {
 
 #[test]
 fn a_source_of_traces_that_panics_leaves_no_result_that_is_none() {
+    static PANICS: AtomicBool = AtomicBool::new(true);
     let server = server();
     let streams = open(&server.url(), "orders", 1);
-    static PANICS: AtomicBool = AtomicBool::new(true);
     let hook = || (!PANICS.load(Relaxed)).then_some(Traceparent::new([7; 16], [8; 8], 1));
     streams
         .trace_with(move || Some(hook().expect("no trace")))
