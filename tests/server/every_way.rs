@@ -4,7 +4,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -42,6 +45,9 @@ impl<'a> Plain<'a> {
 /// Publishes a message and returns its id; of an event, that in its state.
 pub type Send = Box<dyn Fn(Plain<'_>) -> Result<StreamId>>;
 
+/// So that ids and positions are new each time.
+static NTH: AtomicU64 = AtomicU64::new(1);
+
 /// Every way to publish one message to a topic, by name.
 pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
     let publisher = || streams.publisher(topic).unwrap();
@@ -52,7 +58,6 @@ pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
         streams.state_store(topic).unwrap(),
         streams.forwarder(topic).unwrap(),
     );
-    static NTH: AtomicU64 = AtomicU64::new(1);
     let next = || NTH.fetch_add(1, Relaxed);
     let draft = |p: &Publisher, m: Plain<'_>, id: Option<&str>| {
         let draft = p.message("T", m.body).key(m.key);
@@ -280,8 +285,9 @@ fn a_message_too_large_for_the_server_fails_alone_in_a_batch() {
 fn a_source_of_traces_that_panics_leaves_no_result_that_is_none() {
     let server = server();
     let streams = open(&server.url(), "orders", 1);
-    static PANICS: AtomicBool = AtomicBool::new(true);
-    let hook = || (!PANICS.load(Relaxed)).then_some(Traceparent::new([7; 16], [8; 8], 1));
+    let panics = Arc::new(AtomicBool::new(true));
+    let hooked = Arc::clone(&panics);
+    let hook = move || (!hooked.load(Relaxed)).then_some(Traceparent::new([7; 16], [8; 8], 1));
     streams
         .trace_with(move || Some(hook().expect("no trace")))
         .unwrap();
@@ -292,7 +298,7 @@ fn a_source_of_traces_that_panics_leaves_no_result_that_is_none() {
     let mut results: Vec<Result<StreamId>> = Vec::new();
     let mut publish = || publisher.publish_batch_into(&messages, &mut results);
     catch_unwind(AssertUnwindSafe(&mut publish)).unwrap_err();
-    PANICS.store(false, Relaxed);
+    panics.store(false, Relaxed);
     publish();
     let all: Vec<_> = results
         .into_iter()

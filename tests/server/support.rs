@@ -170,7 +170,9 @@ impl log::Log for Capture {
         self.0.lock().unwrap().push(line.clone());
         // with the arguments of the record still borrowed, and no lock of ours held
         let listeners = LISTENERS.lock().unwrap().clone();
-        listeners.iter().for_each(|listen| listen(&line));
+        for listen in &listeners {
+            listen(&line);
+        }
     }
 
     fn flush(&self) {}
