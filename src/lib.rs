@@ -35,10 +35,10 @@
 //! ```
 //!
 //! - [`Streams`] is the way in: a server and its [`Settings`].
-//! - [`Publisher`] is shared by threads; [`DedicatedPublisher`] is the fastest, for one thread.
+//! - [`Publisher`] is shared by threads; other ways to [publish](#publishing) are for other needs.
 //! - [`ConsumerBuilder`] takes [`messages`](ConsumerBuilder::messages) one by one,
 //!   [`batches`](ConsumerBuilder::batches), or [`json`](ConsumerBuilder::json) decoded with strings
-//!   borrowed from a scratch copy. It makes a [`Consumer`].
+//!   borrowed from a scratch copy; a [`Codec`] adds other formats. It makes a [`Consumer`].
 //! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
@@ -117,6 +117,23 @@
 //! `MaxLen` (10 000) messages a partition *whether they were read or not*: choose it well above what
 //! arrives during the longest outage of a consumer.
 //!
+//! There is a way to publish for each need, and all of them write the same entries:
+//!
+//! | to | use | it costs | after a lost answer |
+//! |---|---|---|---|
+//! | publish from many threads | [`Publisher`] | one round trip, over a connection they share | unknown |
+//! | publish with the least latency | [`DedicatedPublisher`] | one round trip, over a connection of its own | unknown |
+//! | publish many at once | [`publish_batch`](Publisher::publish_batch) | one round trip per 512 | unknown, message by message |
+//! | never wait for a server | [`BufferedPublisher`] | a copy in memory, lost with the process | counted as unknown, never sent again |
+//! | publish again without fear | [`Draft::dedupe`] | one round trip and a marker | publish it again |
+//! | change state and tell of it, both or neither | [`Outbox`] | two round trips | unknown as a whole: look at the state |
+//! | keep what happened as the state | [`StateStore`] | two round trips | append again with the same version |
+//! | pass messages on into another topic, each once | [`Forwarder`] | one round trip and a marker | forward it again |
+//!
+//! [`publish_json`](Publisher::publish_json) writes a serde value, under a type that is its own
+//! ([`MessageType`]) or given ([`As`]). A handler that must not do its work twice asks
+//! [`Streams::idempotency`] first. [`Streams::published`] counts what became of every message.
+//!
 //! # When Redis is away
 //!
 //! Every lane comes back by itself after any outage, restart, failover or refusal, within 5 s of the
@@ -139,8 +156,7 @@
 //! # What it does not do (yet)
 //!
 //! One instance consumes a whole topic under one consumer name; leases between instances, work queues
-//! with retries and dead letters, buffered publishing, an outbox, metrics, TLS and clusters are not in
-//! this version. Settings that would need them are refused rather than ignored.
+//! with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
 
 mod backoff;
 mod batch;

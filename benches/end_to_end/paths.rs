@@ -1,9 +1,9 @@
 //! One caller, and every way it can publish: message by message, each after the answer to the one before,
 //! and many at a time.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use streamlane::{Command, Condition, Outgoing, StreamId};
+use streamlane::{Command, Condition, Outgoing, Source, StreamId};
 
 use crate::{
     Bench, KEY, Outcome, TYPE, drain,
@@ -16,6 +16,14 @@ pub(crate) const TOPIC: &str = "paths";
 
 /// How long a spinning publisher polls. An answer takes less where the server has a core of its own.
 const SPIN: Duration = Duration::from_micros(100);
+
+/// How many messages wait at most: few, so that what waits at the end of a round does not count, and how
+/// many one call enqueues.
+pub(crate) const QUEUE: u32 = 2000;
+const BURST: usize = 100;
+
+/// How long markers live here: long enough to be there, too short to fill the server.
+const REMEMBERED: Duration = Duration::from_secs(1);
 
 pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
     let counts = || bench.options.counts.iter().map(|n| *n as usize);
@@ -42,6 +50,24 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
             publisher.publish(KEY, TYPE, body)
         }));
 
+        let (mut once, mut ids) = (publisher.dedicated(), 0_u64..);
+        ways.push(single(bench, "dedicated, dedupe id", move || {
+            let id = ids.next().map(u64::to_be_bytes).unwrap_or_default();
+            let m = once.message(TYPE, body).key(KEY);
+            m.dedupe(&[id, body.len().to_be_bytes()].concat(), REMEMBERED)
+                .publish()
+                .map(StreamId::from)
+        }));
+        let (forwarder, mut positions) = (bench.streams.forwarder(TOPIC)?, 1_u64..);
+        let forwarder = forwarder.marker_ttl(REMEMBERED)?;
+        let source = format!("{size} B at {:?}", SystemTime::now());
+        ways.push(many(bench, "forwarder".into(), 1, move || {
+            let position = StreamId::new(positions.next().unwrap_or_default(), 0);
+            let source = Source::in_order(&*source, position);
+            let message = [Outgoing::new(TYPE, body).key(KEY)];
+            forwarder.forward(&source, &message).map(drop)
+        }));
+
         let (state, none) = (outbox.state_key("count")?, outbox.state_key("none")?);
         let counted = move || {
             let message = Outgoing::new(TYPE, body).key(KEY);
@@ -57,6 +83,13 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         }));
         ways.push(many(bench, "outbox, one condition".into(), 1, move || {
             conditional().commit().map(drop)
+        }));
+
+        // As fast as the pump makes room: what it sends is what is measured.
+        let buffered = bench.streams.buffered(TOPIC)?;
+        ways.push(many(bench, "buffered".into(), BURST, move || {
+            let message = Outgoing::new(TYPE, body).key(KEY);
+            (0..BURST).try_for_each(|_| buffered.enqueue(&message))
         }));
 
         for n in counts() {

@@ -14,6 +14,7 @@ mod interrupt;
 mod replies;
 mod resolver;
 pub(crate) mod resp;
+pub(crate) mod script;
 mod socket;
 mod target;
 

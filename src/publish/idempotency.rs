@@ -12,7 +12,10 @@ use redis::{Cmd, Value};
 use crate::{
     Result, clock,
     error::{Error, ErrorKind},
-    net::{Connection, Deadline, Target},
+    net::{
+        Connection, Deadline, Target,
+        script::{Script, by_hash_first},
+    },
     wire::InstanceId,
 };
 
@@ -20,7 +23,6 @@ use super::{
     link::is_over,
     once::{check_marker, check_ttl},
     plan::dial,
-    script::{Script, by_hash_first},
 };
 
 /// Tells the first sight of an id from the others, so that what must happen once is not done twice: for
@@ -122,7 +124,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for an id that is empty or above 1024 bytes, or a `ttl` below 1 ms or
+    /// [`ErrorKind::Argument`] for an id that is blank or above 1024 bytes, or a `ttl` below 1 ms or
     /// above 100 years. Otherwise the server refused or could not be reached:
     /// [`Error::outcome`] tells whether the id may be marked all the same.
     pub fn try_begin(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{Error, Json, Result, StreamId, batch::emptied};
 
-use super::{DedicatedPublisher, Outgoing, PublishPlan, Publisher};
+use super::{BufferedPublisher, DedicatedPublisher, Outgoing, PublishPlan, Publisher};
 
 /// Says which message type a value is published as.
 ///
@@ -133,6 +133,7 @@ impl Publisher {
     /// # Panics
     ///
     /// When serializing a value does. Nothing is sent then.
+    #[must_use = "each value has a result of its own"]
     pub fn publish_json_batch<K, V>(&self, values: &[(K, V)]) -> Vec<Result<StreamId>>
     where
         K: AsRef<[u8]>,
@@ -174,6 +175,7 @@ impl DedicatedPublisher {
     /// # Panics
     ///
     /// When serializing a value does. Nothing is sent then.
+    #[must_use = "each value has a result of its own"]
     pub fn publish_json_batch<K, V>(&mut self, values: &[(K, V)]) -> Vec<Result<StreamId>>
     where
         K: AsRef<[u8]>,
@@ -204,6 +206,33 @@ impl DedicatedPublisher {
                 self.publish_batch_into(messages, results);
             });
         });
+    }
+}
+
+#[expect(private_bounds, reason = "a value with a `MessageType`, or `As` one")]
+impl BufferedPublisher {
+    /// As [`enqueue`](Self::enqueue), with a value that has a [`MessageType`], or that is given one by
+    /// [`As`], and a body of JSON, made on the calling thread. Allocates nothing once warm.
+    ///
+    /// For headers and the like, and for the other ways to enqueue, make the body with
+    /// [`Scratch::encode_json`](crate::Scratch::encode_json).
+    ///
+    /// # Errors
+    ///
+    /// As for [`enqueue`](Self::enqueue), and of kind [`ErrorKind::Argument`](crate::ErrorKind::Argument)
+    /// when the value refuses to be serialized; it is not taken then.
+    ///
+    /// # Panics
+    ///
+    /// When serializing the value does. It is not taken then.
+    pub fn enqueue_json<V>(&self, key: impl AsRef<[u8]>, value: &V) -> Result<()>
+    where
+        V: JsonMessage + ?Sized,
+    {
+        Workbench::borrow(|workbench| {
+            let body = workbench.one(value, self.plan())?;
+            self.enqueue(&Outgoing::new(value.message_type(), body).key(key.as_ref()))
+        })
     }
 }
 
@@ -270,13 +299,13 @@ impl Workbench {
         self.bodies.clear();
         self.spans.clear();
         let (mut refusals, first) = (Vec::new(), results.len());
-        for (i, (_, value)) in values.iter().enumerate() {
+        for (_, value) in values {
             let start = self.bodies.len();
             let written = Json::write(value, &mut self.bodies);
             self.spans.push(match written {
                 Ok(()) => Some(start..self.bodies.len()),
                 Err(e) => {
-                    refusals.push((first + i, refused(e, plan)));
+                    refusals.push(refused(e, plan));
                     None
                 }
             });
@@ -290,8 +319,13 @@ impl Workbench {
         }
         publish(&messages, results);
         self.messages = emptied(messages);
-        for (at, e) in refusals {
-            results.insert(at, Err(e));
+        if !refusals.is_empty() {
+            let published = results.split_off(first);
+            let (mut published, mut refusals) = (published.into_iter(), refusals.into_iter());
+            results.extend(self.spans.iter().filter_map(|span| match span {
+                Some(_) => published.next(),
+                None => refusals.next().map(Err),
+            }));
         }
     }
 }

@@ -17,7 +17,6 @@ mod once;
 mod outbox;
 mod plan;
 mod publisher;
-mod script;
 mod state_store;
 mod transaction;
 mod verdict;
@@ -40,3 +39,21 @@ pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
 pub use state_store::{Append, StateEvent, StateStore};
 use {counts::Count, encoder::Encoder, plan::Packing};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{forwarder::FORWARD, idempotency, once::ONCE};
+    use crate::testing::PrivateServer;
+
+    #[test]
+    fn the_server_knows_each_script_by_its_hash() {
+        let server = PrivateServer::start().unwrap();
+        let [complete, release] = idempotency::SCRIPTS;
+        for script in [&ONCE, &FORWARD, complete, release] {
+            let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
+            assert_eq!(known.text(), script.sha1, "{}", script.text);
+            // Redis 7 checks a script with a shebang as a whole: nothing of it runs on a full server.
+            assert!(script.text.starts_with("#!lua"));
+        }
+    }
+}

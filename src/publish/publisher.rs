@@ -84,7 +84,7 @@ impl Publisher {
     /// [`NotApplied`](crate::Outcome::NotApplied) when it was refused, too large, or could not be sent;
     /// [`Unknown`](crate::Outcome::Unknown) when the answer was lost. After an unknown outcome the
     /// message may be stored already, or may yet land behind the next one; publishing it again may
-    /// store it twice.
+    /// store it twice, unless it has a [dedupe id](Draft::dedupe).
     pub fn publish(
         &self,
         key: impl AsRef<[u8]>,
@@ -126,6 +126,7 @@ impl Publisher {
     ///
     /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own. Batches of
     /// several threads take turns.
+    #[must_use = "each message has a result of its own"]
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
         self.publish_batch_into(messages, &mut results);
@@ -139,11 +140,12 @@ impl Publisher {
         messages: &[Outgoing<'_>],
         results: &mut Vec<Result<R>>,
     ) {
-        let by = Deadline::after(self.shared.plan.timeout);
+        let plan = &*self.shared.plan;
+        let by = Deadline::after(plan.timeout);
         match self.shared.link(by) {
             Ok(mut link) => link.publish_batch(messages, by, results),
             Err(e) => results.extend(messages.iter().map(|_| {
-                self.shared.plan.counts.failed(&e);
+                plan.counts.failed(&e);
                 Err(e.again())
             })),
         }
@@ -159,7 +161,7 @@ impl Publish for &Publisher {
     fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let shared = &*self.shared;
         let by = Deadline::after(shared.plan.timeout);
-        if is_long(message) || message.dedupe.is_some() {
+        if message.size() > LINE_BYTES || message.dedupe.is_some() {
             let link = shared.link(by);
             let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
             return link.publish(message, by);
@@ -256,12 +258,6 @@ impl Shared {
         self.plan
             .about(Error::new(ErrorKind::Timeout, "publish", what))
     }
-}
-
-/// Whether a message would hold up what is queued behind it.
-fn is_long(m: &Outgoing<'_>) -> bool {
-    let parts = [m.body, m.key, m.message_type, m.correlation_id];
-    parts.map(<[u8]>::len).iter().sum::<usize>() > LINE_BYTES
 }
 
 /// Whether a message can be sent over another connection without a risk.

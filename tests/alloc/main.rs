@@ -24,9 +24,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use streamlane::{
-    As, Batch, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, HandlerResult, HasHandler,
-    Message, MessageType, Outgoing, Persist, ProducerSettings, Result, Schema, Scratch, Settings,
-    StreamId, Streams, TopicSettings, TypedBatchHandler,
+    As, Batch, BufferedPublisher, Codec, Consumer, ConsumerBuilder, DedicatedPublisher,
+    HandlerResult, HasHandler, Message, MessageType, Outgoing, Persist, ProducerSettings, Result,
+    Schema, Scratch, Settings, StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
     typed, typed_batch,
 };
@@ -45,6 +45,8 @@ const OFTEN: Duration = Duration::from_millis(1);
 
 const BODY: &[u8] =
     br#"{"id":4711,"customer":"a customer's name","items":[{"sku":"A-1","count":2}]}"#;
+/// Longer than what any message of these has.
+const LARGE: [u8; 500] = [b'x'; 500];
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// What stays the same from path to path.
@@ -55,12 +57,13 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 17] = [
+const PATHS: [Path; 18] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
     ("shared publish", shared_publish),
     ("buffered publish", buffered_publish),
+    ("buffered JSON publish", buffered_json_publish),
     ("shared JSON publish", shared_json_publish),
     ("dedicated JSON batches", dedicated_json_batches),
     ("JSON publish with options", json_with_options),
@@ -285,20 +288,35 @@ fn shared_publish(scene: &Scene) -> Vec<Count> {
     on_publisher_threads(vec![call(), call()], 1)
 }
 
-/// The caller and the pump, with a queue that is full most of the time.
 fn buffered_publish(scene: &Scene) -> Vec<Count> {
-    let producer = ProducerSettings::new("buffered").max_queue(1000);
+    through_a_queue(scene, |publisher| publisher.enqueue(&order()))
+}
+
+fn buffered_json_publish(scene: &Scene) -> Vec<Count> {
+    through_a_queue(scene, |publisher| publisher.enqueue_json("k", &PLACED))
+}
+
+/// So small that callers wait for room during the warm-up already.
+const QUEUE: usize = 64;
+const TAKEN: usize = 32;
+
+/// The caller and the pump, with a queue that is full most of the time.
+fn through_a_queue(scene: &Scene, enqueue: fn(&BufferedPublisher) -> Result<()>) -> Vec<Count> {
+    let producer = ProducerSettings::new("buffered")
+        .max_queue(QUEUE as u32)
+        .max_batch(TAKEN as u32);
     let settings = scene.streams.settings().clone().with_producer(producer);
     let streams = Streams::open(settings).unwrap();
     let publisher = streams.buffered("buffered").unwrap();
-    publisher.enqueue(&order()).unwrap();
+    let large = order().header("text", &LARGE);
+    publisher.enqueue(&large).unwrap();
     // As many buffers as there can be at a time: a full queue, and behind it a full batch.
     let mut most = 0;
-    while most < 1000 + 500 {
+    while most < (QUEUE + TAKEN) as u64 {
         assert!(publisher.flush(Duration::from_secs(20)).is_clean());
         scene.server.pause().unwrap();
         for _ in 0..2 {
-            while publisher.try_enqueue(&order()).is_ok() {}
+            while publisher.try_enqueue(&large).is_ok() {}
             // the pump takes a batch
             let _ = publisher.flush(Duration::from_millis(50));
         }
@@ -307,8 +325,19 @@ fn buffered_publish(scene: &Scene) -> Vec<Count> {
     }
     assert!(publisher.flush(Duration::from_secs(20)).is_clean());
     let theirs = publisher.clone();
-    let call = move |_| theirs.enqueue(&order()).unwrap();
-    let counts = on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1);
+    let call = move |_| enqueue(&theirs).unwrap();
+    // The first wait for room makes what all later ones use; it comes while the server stands still.
+    scene.server.pause().unwrap();
+    let counts = thread::scope(|s| {
+        s.spawn(|| {
+            while publisher.queued() < (QUEUE + TAKEN) as u64 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            thread::sleep(Duration::from_millis(50));
+            scene.server.resume().unwrap();
+        });
+        on_publisher_threads_and(&["pump"], vec![Box::new(call)], 1)
+    });
     assert_eq!(counts.len(), 2, "{counts:?}");
     assert!(publisher.flush(Duration::from_secs(20)).is_clean());
     counts

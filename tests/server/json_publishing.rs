@@ -260,3 +260,26 @@ fn a_value_may_publish_while_it_is_serialized() {
     assert_eq!(messages(&server, "nested"), pairs(&one.repeat(4)));
     assert_eq!(length(&server, "nested", 0), 12);
 }
+
+#[test]
+fn a_value_waits_in_a_queue_as_json_or_is_not_taken_at_all() {
+    let server = server();
+    let streams = open(&server.url(), "queued", 1);
+    let publisher = streams.buffered("queued").unwrap();
+    let e = publisher.enqueue_json("k", &Does::Refuse).unwrap_err();
+    assert_eq!(
+        (e.kind(), e.outcome()),
+        (ErrorKind::Argument, Outcome::NotApplied)
+    );
+    let panics = || publisher.enqueue_json("k", &Does::Panic);
+    catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
+    publisher.enqueue_json("k", &placed(1)).unwrap();
+    publisher
+        .enqueue_json("k", &As("Renamed", &placed(2)))
+        .unwrap();
+    let flushed = publisher.flush(PATIENCE);
+    assert!(flushed.is_clean(), "{flushed:?}");
+    assert_eq!((flushed.stored, streams.published()[0].refused), (2, 1));
+    let want = pairs(&[("OrderPlaced", ONE), ("Renamed", TWO)]);
+    assert_eq!(messages(&server, "queued"), want);
+}

@@ -10,10 +10,13 @@
 mod basics;
 mod batches;
 mod bounds;
+mod budget;
 mod buffered;
 mod configured;
 mod content;
 mod contract;
+mod entry_ids;
+mod every_way;
 mod forwarder;
 mod idempotency;
 mod json_publishing;

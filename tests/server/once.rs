@@ -368,6 +368,31 @@ fn ids_are_any_bytes_within_bounds() {
     assert_eq!(length(&server, "orders", 0), 5);
 }
 
+/// Rather than being stored twice without a word.
+#[test]
+fn queues_and_transactions_refuse_what_is_to_be_stored_once() {
+    let server = server();
+    let streams = open(&server.url(), "orders", 1);
+    let outbox = streams.outbox("orders").unwrap();
+    let state = streams.state_store("orders").unwrap();
+    let mut transaction = outbox.transaction();
+    transaction = transaction.publish(Outgoing::new("T", "B").dedupe("id", HOUR));
+    let event = Outgoing::new("T", "B").dedupe("id", HOUR);
+    let buffered = streams.buffered("orders").unwrap();
+    for e in [
+        transaction.commit().unwrap_err(),
+        buffered.enqueue(&event).unwrap_err(),
+        state.append("order-1", 0, &[event]).unwrap_err(),
+    ] {
+        assert_eq!(
+            (e.kind(), e.outcome()),
+            (ErrorKind::Argument, Outcome::NotApplied)
+        );
+        assert!(e.to_string().contains("dedupe id"), "{e}");
+    }
+    assert_eq!(length(&server, "orders", 0), 0);
+}
+
 #[test]
 fn a_publish_and_a_claim_of_one_id_are_two_things() {
     let server = server();

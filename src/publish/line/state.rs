@@ -27,6 +27,9 @@ pub(super) struct State<A> {
     pub(super) standing: Standing,
 }
 
+/// Room for what some threads queue during one write.
+const QUEUE: usize = 8 * 1024;
+
 /// How a line stands.
 pub(super) enum Standing {
     Open,
@@ -47,8 +50,8 @@ pub(super) struct Ticket<A> {
 impl<A> State<A> {
     pub(super) fn new() -> Self {
         Self {
-            queue: Vec::new(),
-            spare: Vec::new(),
+            queue: Vec::with_capacity(QUEUE),
+            spare: Vec::with_capacity(QUEUE),
             queued: 0,
             begun: 0,
             written: 0,
