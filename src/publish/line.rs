@@ -425,11 +425,7 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(why.again().with_outcome(outcome), t.tag);
-                match self.tell(&seat, Err(e)) {
-                    Word::Read => s.has_reader = false,
-                    Word::Write => s.has_writer = false,
-                    Word::Busy | Word::Parked | Word::Done(_) => {}
-                }
+                self.tell(&seat, Err(e)); // a role that it was given is of no use any more
                 seat.bell.notify_one();
             }
             false

@@ -87,9 +87,6 @@ impl<A> State<A> {
     /// Gives the reader's role to the first that waits for an answer. It is to be woken.
     pub(super) fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
         self.has_reader = false;
-        if self.is_dead() {
-            return None;
-        }
         let sent = self.tickets.iter().take_while(|t| t.end <= self.begun);
         let mut seats = sent.filter_map(|t| t.seat.as_ref());
         let next = seats.find(|seat| seat.is_parked()).cloned()?;
