@@ -304,7 +304,6 @@ impl<F: Far> Line<F> {
                 drop(reading);
                 if s.is_dead() {
                     // It was told, or its command is in the write under way.
-                    s.has_reader = false;
                     return self.settle(s, call);
                 }
                 let outcome = s.abandon(call.seat, call.by);
@@ -350,8 +349,8 @@ impl<F: Far> Line<F> {
             // whose the next one is would be anybody's guess
             let out_of_step = error.filter(|e| e.kind() == ErrorKind::Protocol);
             let out_of_step = out_of_step.map(Error::again);
-            if is_last && !s.is_dead() {
-                s.standing = Standing::Closing;
+            if is_last {
+                s.close();
             }
             if Arc::ptr_eq(&seat, reader) {
                 self.leaving.fetch_add(1, Ordering::Relaxed);
