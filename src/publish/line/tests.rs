@@ -497,3 +497,12 @@ fn after_a_change_of_role_only_what_is_under_way_is_finished() {
     line.far.says("+2\r\n");
     assert_eq!(told(&b).unwrap(), "2");
 }
+
+#[test]
+fn who_gives_up_on_a_dead_line_does_not_bring_it_back() {
+    let line = line();
+    let mut s = line.state.lock();
+    s.standing = Standing::Dead(broken());
+    s.abandon(&Arc::default(), Deadline::after(Duration::ZERO));
+    assert!(s.is_dead());
+}
