@@ -26,6 +26,7 @@ mod positions;
 mod publishing;
 mod reading;
 mod refusals;
+mod resets;
 mod routing;
 mod shapes;
 mod sockets;
