@@ -107,13 +107,13 @@ fn a_running_consumer_goes_where_a_marker_says() {
     }
 }
 
-/// A handler that holds a call until it is let go, and says when it has begun. `hold` is the message
-/// whose call is held the first time it is given.
+/// A handler that holds the calls about these messages, each the first time it is given, and says when
+/// it has begun; the call ends with what it is sent.
 fn holding(
     builder: ConsumerBuilder,
     seen: &Seen<String>,
     batches: bool,
-    hold: &'static str,
+    hold: &[&'static str],
 ) -> (
     ConsumerBuilder<HasHandler>,
     mpsc::Receiver<()>,
@@ -121,19 +121,16 @@ fn holding(
 ) {
     let (begun, has_begun) = mpsc::channel();
     let (end, ends) = mpsc::channel::<HandlerResult>();
-    let (seen, ends) = (seen.clone(), Arc::new(Mutex::new(Some(ends))));
+    let (seen, hold) = (seen.clone(), Arc::new(Mutex::new(hold.to_vec())));
+    let ends = Arc::new(Mutex::new(ends));
     let one = move |m: &Message<'_>, begun: &mpsc::Sender<()>| -> HandlerResult {
         let body = String::from_utf8_lossy(m.body()).into_owned();
-        let held = body == hold;
-        seen.push(body);
-        let ends = if held {
-            ends.lock().unwrap().take()
-        } else {
-            None
-        };
-        let Some(ends) = ends else { return Ok(()) };
+        seen.push(body.clone());
+        if hold.lock().unwrap().pop_if(|next| *next == body).is_none() {
+            return Ok(());
+        }
         begun.send(()).unwrap();
-        ends.recv_timeout(PATIENCE).unwrap()
+        ends.lock().unwrap().recv_timeout(PATIENCE).unwrap()
     };
     let builder = if batches {
         builder.batches(move |_| {
@@ -174,7 +171,7 @@ fn what_was_read_before_a_reset_does_not_move_the_position() {
                 let seen = Seen::default();
                 let builder = quick(&streams, &topic).persist(persist);
                 let builder = builder.on_error(OnError::StopPartition);
-                let (builder, begun, end) = holding(builder, &seen, batches, "4");
+                let (builder, begun, end) = holding(builder, &seen, batches, &["4"]);
                 let consumer = builder.start().unwrap();
                 begun.recv_timeout(PATIENCE).unwrap();
                 let target = to.map_or(StreamId::MIN, |n: usize| ids[n]);
@@ -201,6 +198,32 @@ fn what_was_read_before_a_reset_does_not_move_the_position() {
             }
         }
     }
+}
+
+/// However long the batch goes on, and whatever it marks as done.
+#[test]
+fn what_a_batch_marks_as_done_is_not_stored_over_a_reset() {
+    let server = server();
+    let (streams, ids) = filled(&server, "marks", 6);
+    let seen = Seen::default();
+    let (builder, begun, end) = holding(quick(&streams, "marks"), &seen, true, &["4", "1"]);
+    let consumer = builder.start().unwrap();
+    begun.recv_timeout(PATIENCE).unwrap();
+    expect("what was done to be stored", || {
+        stored(&server, "marks", "c", 0) == Some(ids[0])
+    });
+    mark(&server, "marks", 0, "0-0");
+    expect("the marker to be found", || {
+        !warned("marks/c: reset marker found").is_empty()
+    });
+    end.send(Ok(())).unwrap();
+    begun.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(consumer.position(0).unwrap().id, ids[3], "in memory");
+    std::thread::sleep(A_WHILE);
+    assert_eq!(stored(&server, "marks", "c", 0), Some(ids[0]));
+    end.send(Ok(())).unwrap();
+    assert_eq!(seen.wait_for(12)[6..], numbers(0..6));
+    cleared(&server, "marks");
 }
 
 #[test]
@@ -344,7 +367,7 @@ fn a_reset_that_no_lane_could_take_waits_for_the_next_start() {
     let (streams, ids) = filled(&server, "later", 6);
     let seen = Seen::default();
     let builder = quick(&streams, "later").shutdown_timeout(A_WHILE);
-    let (builder, begun, end) = holding(builder, &seen, false, "4");
+    let (builder, begun, end) = holding(builder, &seen, false, &["4"]);
     let consumer = builder.start().unwrap();
     begun.recv_timeout(PATIENCE).unwrap();
     mark(&server, "later", 0, &ids[1].to_string());
@@ -392,7 +415,7 @@ fn a_reset_survives_a_server_that_goes_away_before_it_is_taken() {
     let server = PrivateServer::builder().aof(Aof::Always).start().unwrap();
     let (streams, ids) = filled(&server, "away", 6);
     let seen = Seen::default();
-    let (builder, begun, end) = holding(quick(&streams, "away"), &seen, false, "4");
+    let (builder, begun, end) = holding(quick(&streams, "away"), &seen, false, &["4"]);
     let consumer = builder.start().unwrap();
     begun.recv_timeout(PATIENCE).unwrap();
     mark(&server, "away", 0, &ids[1].to_string());
