@@ -7,6 +7,7 @@
     unreachable_pub
 )]
 
+mod admin;
 mod basics;
 mod batches;
 mod bounds;
