@@ -171,7 +171,7 @@ impl<F: Far> Line<F> {
     }
 
     /// As the writer, writes what is next in line. Looks whether the far end is still there when told to.
-    /// When that fails the role is given up and the line is dead.
+    /// When that fails the line is dead.
     fn write<'a>(
         &'a self,
         mut s: Guard<'a, F::Answer>,
@@ -187,13 +187,12 @@ impl<F: Far> Line<F> {
         let mut s = self.state.lock();
         let taken = sent.as_ref().map_or_else(|(n, _)| *n, |()| bytes.len());
         s.written += taken as u64;
-        // The reader may have found the end of the line meanwhile, and has left what was being written
-        // to us.
         if let Err((_, e)) = sent {
-            s.has_writer = false;
+            // what was not taken is under way no more
+            s.begun = s.written;
             self.end(&mut s, e);
         } else if s.is_dead() {
-            s.has_writer = false;
+            // The reader has found the end of the line meanwhile, and left what was being written to us.
             self.tell_of_the_end(&mut s);
         }
         s
@@ -206,17 +205,13 @@ impl<F: Far> Line<F> {
         mut s: Guard<'a, F::Answer>,
         call: &Call<'_, F::Answer>,
     ) -> Guard<'a, F::Answer> {
-        loop {
-            if s.is_dead() || s.queue.is_empty() {
-                s.has_writer = false;
-                break;
-            }
+        while !s.queue.is_empty() {
             if (call.seat.is_told() || call.by.left().is_zero())
                 && let Some(next) = s.parked_in_queue()
             {
                 next.tell(Word::Write);
                 next.bell.notify_one();
-                break;
+                return s;
             }
             let spare = mem::take(&mut s.spare);
             let mut bytes = mem::replace(&mut s.queue, spare);
@@ -226,6 +221,7 @@ impl<F: Far> Line<F> {
                 s.spare = bytes;
             }
         }
+        s.has_writer = false;
         s
     }
 
@@ -239,7 +235,7 @@ impl<F: Far> Line<F> {
             if let Word::Done(answer) = call.seat.take() {
                 return answer;
             }
-            if !s.has_reader && !s.has_writer && !s.is_dead() {
+            if !s.has_reader && !s.has_writer {
                 s.has_reader = true;
                 drop(s);
                 return self.read(call);
@@ -429,11 +425,7 @@ impl<F: Far> Line<F> {
     /// Tells everybody in line, but for those whose commands are in the write under way: how far it got
     /// is for the writer to say.
     fn tell_of_the_end(&self, s: &mut State<F::Answer>) {
-        let under_way = if s.has_writer {
-            s.written..s.begun
-        } else {
-            0..0
-        };
+        let under_way = s.written..s.begun;
         let Standing::Dead(why) = &s.standing else {
             return;
         };

@@ -4,7 +4,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -42,7 +45,7 @@ impl<'a> Plain<'a> {
 /// Publishes a message and returns its id; of an event, that in its state.
 pub type Send = Box<dyn Fn(Plain<'_>) -> Result<StreamId>>;
 
-/// For ids that are new each time.
+/// So that ids and positions are new each time.
 static NTH: AtomicU64 = AtomicU64::new(1);
 
 /// Every way to publish one message to a topic, by name.
@@ -280,10 +283,11 @@ fn a_message_too_large_for_the_server_fails_alone_in_a_batch() {
 
 #[test]
 fn a_source_of_traces_that_panics_leaves_no_result_that_is_none() {
-    static PANICS: AtomicBool = AtomicBool::new(true);
     let server = server();
     let streams = open(&server.url(), "orders", 1);
-    let hook = || (!PANICS.load(Relaxed)).then_some(Traceparent::new([7; 16], [8; 8], 1));
+    let panics = Arc::new(AtomicBool::new(true));
+    let hooked = Arc::clone(&panics);
+    let hook = move || (!hooked.load(Relaxed)).then_some(Traceparent::new([7; 16], [8; 8], 1));
     streams
         .trace_with(move || Some(hook().expect("no trace")))
         .unwrap();
@@ -294,7 +298,7 @@ fn a_source_of_traces_that_panics_leaves_no_result_that_is_none() {
     let mut results: Vec<Result<StreamId>> = Vec::new();
     let mut publish = || publisher.publish_batch_into(&messages, &mut results);
     catch_unwind(AssertUnwindSafe(&mut publish)).unwrap_err();
-    PANICS.store(false, Relaxed);
+    panics.store(false, Relaxed);
     publish();
     let all: Vec<_> = results
         .into_iter()

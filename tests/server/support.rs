@@ -170,7 +170,7 @@ impl log::Log for Capture {
         self.0.lock().unwrap().push(line.clone());
         // with the arguments of the record still borrowed, and no lock of ours held
         let listeners = LISTENERS.lock().unwrap().clone();
-        for listen in listeners {
+        for listen in &listeners {
             listen(&line);
         }
     }

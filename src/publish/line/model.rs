@@ -34,6 +34,8 @@ struct Echo {
     something: Condvar,
     /// The answer after which nothing more should be sent.
     last: Option<u8>,
+    /// The commands of those who have no time.
+    hasty: Vec<u8>,
 }
 
 struct Pipe {
@@ -68,6 +70,7 @@ impl Echo {
             }),
             something: Condvar::new(),
             last: None,
+            hasty: Vec::new(),
         })
     }
 
@@ -89,7 +92,9 @@ impl Echo {
 impl Far for Echo {
     type Answer = u8;
 
-    fn send(&self, bytes: &[u8], _: Duration) -> Result<(), (usize, Error)> {
+    fn send(&self, bytes: &[u8], timeout: Duration) -> Result<(), (usize, Error)> {
+        let in_no_time = timeout.is_zero();
+        assert!(!in_no_time || bytes.iter().all(|letter| self.hasty.contains(letter)));
         for (n, letter) in bytes.iter().enumerate() {
             let mut pipe = self.pipe.lock();
             if pipe.shut || (pipe.left == 0 && pipe.then == Then::Refuse) {
@@ -209,7 +214,11 @@ fn bounded<const N: usize>(
     told: fn(&Line<Echo>, [Option<Result<u8>>; N]),
 ) {
     check(preemptions, move || {
-        let line = Arc::new(line());
+        let mut line = line();
+        let hasty = (b'a'..).zip(times);
+        let hasty = hasty.filter(|(_, time)| !matches!(time, Time::Enough));
+        line.far.hasty = hasty.map(|(letter, _)| letter).collect();
+        let line = Arc::new(line);
         let others: Vec<_> = (1..N)
             .map(|n| {
                 let line = Arc::clone(&line);
@@ -282,7 +291,8 @@ fn model_two_without_time_are_in_nobodys_way() {
 #[test]
 fn model_a_silent_line_closes_behind_those_who_are_on_it() {
     for others in [Time::None, Time::Spent] {
-        meet(
+        bounded(
+            Some(2),
             Echo::always,
             [Time::Enough, Time::None, others],
             |line, [patient, silent, _]| {
@@ -376,7 +386,9 @@ fn model_one_without_time_holds_up_neither_of_two() {
 #[test]
 fn model_who_gave_up_comes_back_to_its_seat() {
     check(None, || {
-        let line = Arc::new(Echo::always());
+        let mut line = Echo::always();
+        line.far.hasty = vec![b'h'];
+        let line = Arc::new(line);
         let other = Arc::clone(&line);
         let other = thread::spawn(move || call(&other, b'o', Time::Enough));
         let seat = Arc::default();

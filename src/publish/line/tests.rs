@@ -279,12 +279,15 @@ fn a_line_that_was_idle_is_looked_at_before_anything_is_sent() {
     let line = line();
     pass(IDLE_MS + 1);
     let a = call(&line, "a", LONG);
-    line.far.says("+1\r\n");
+    pass(IDLE_MS + 1);
+    let while_another_waits = call(&line, "b", LONG);
+    line.far.says("+1\r\n+2\r\n");
     assert_eq!(told(&a).unwrap(), "1");
+    assert_eq!(told(&while_another_waits).unwrap(), "2");
     pass(IDLE_MS + 1);
     line.far.pull(|s| s.is_gone = true);
-    assert_eq!(outcome(&call(&line, "b", LONG)), Outcome::NotApplied);
-    assert_written(&line, &["a"]);
+    assert_eq!(outcome(&call(&line, "c", LONG)), Outcome::NotApplied);
+    assert_written(&line, &["a", "b"]);
     assert_eq!(line.far.strings.lock().looks, 2);
 }
 
@@ -311,17 +314,21 @@ fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
     let line = line();
     let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
+    pass(60);
+    let another = call(&line, "a", LONG);
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(closed(&line));
-    line.far.says("+1\r\n+2\r\n");
+    line.far.says("+1\r\n+2\r\n+3\r\n");
     assert_eq!(told(&patient).unwrap(), "1");
+    assert_eq!(told(&another).unwrap(), "3");
     assert_eq!(line.far.strings.lock().given_up, 0);
 }
 
 #[test]
 fn who_comes_with_little_time_left_does_not_call_the_line_silent() {
     let line = line();
-    let told = line.call(&Arc::default(), b"a", 0, Deadline::spent(LONG));
+    pass(200); // longer than the caller's time
+    let told = line.call(&Arc::default(), b"a", 0, Deadline::spent(SHORT));
     let told = told.expect("open");
     assert_eq!(told.unwrap_err().kind(), ErrorKind::Timeout);
     assert!(!line.is_over());
