@@ -162,9 +162,8 @@ impl Reset {
     /// it. All of them are moved, or none. Blocks for up to the timeout.
     ///
     /// Refused while an instance holds a claim on one of the partitions, unless [forced](Self::force):
-    /// stop the consumer first. Only claims are seen; whoever consumes without one, as under
-    /// `Instances: Static` of other implementations while it has not claimed yet, is not, and takes the
-    /// reset as if it were forced.
+    /// stop the consumer first. Claims are all that is seen. Whoever consumes without writing any, as the
+    /// consumers of this version do, takes the reset while it runs, as if it were forced.
     ///
     /// # Errors
     ///

@@ -184,15 +184,19 @@ fn entries_are_counted_by_hand_or_at_least_up_to_a_cap() {
         let p = only(&preview);
         (p.direction, p.entries, p.exact)
     };
-    use ResetDirection::{None, Rewind, Skip};
+    let [none, rewind, skip] = [
+        ResetDirection::None,
+        ResetDirection::Rewind,
+        ResetDirection::Skip,
+    ];
     // every other one from the 100th to the 1098th is gone: 275 of those behind the 549th
-    assert_eq!(count(ResetTo::Id(id(549)), 0), (Rewind, 1951 - 275, true));
-    assert_eq!(count(ResetTo::Start, 0), (Rewind, 2501 - 500, true));
-    assert_eq!(count(ResetTo::End, 0), (Skip, 499, true));
-    assert_eq!(count(ResetTo::Id(id(2500)), 0), (None, 0, true));
-    assert_eq!(count(ResetTo::Id(id(549)), 1200), (Rewind, 1200, false));
-    assert_eq!(count(ResetTo::End, 499), (Skip, 499, true), "all there are");
-    assert_eq!(count(ResetTo::End, 498), (Skip, 498, false));
+    assert_eq!(count(ResetTo::Id(id(549)), 0), (rewind, 1951 - 275, true));
+    assert_eq!(count(ResetTo::Start, 0), (rewind, 2501 - 500, true));
+    assert_eq!(count(ResetTo::End, 0), (skip, 499, true));
+    assert_eq!(count(ResetTo::Id(id(2500)), 0), (none, 0, true));
+    assert_eq!(count(ResetTo::Id(id(549)), 1200), (rewind, 1200, false));
+    assert_eq!(count(ResetTo::End, 499), (skip, 499, true), "all there are");
+    assert_eq!(count(ResetTo::End, 498), (skip, 498, false));
     let text = admin.reset("counted", "c", ResetTo::End).most_counted(498);
     let text = text.preview().unwrap().to_string();
     assert!(text.contains("skip ≥498 of 2500"), "{text}");
