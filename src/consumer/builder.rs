@@ -18,7 +18,7 @@ use crate::{
     Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
     MessageHandler, OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedBatchHandler,
     TypedHandler,
-    consume::{Classify, Flusher, Handler, HandlerFactory, Plan, Seat},
+    consume::{Classify, Flusher, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm, Seat},
     handler::DecodedBy,
     position::Table,
 };
@@ -257,7 +257,8 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.persist(persist))
     }
 
-    /// How long after a message is finished its position is stored, under `AsyncBatch` (default 1 s).
+    /// How long after a message is finished its position is stored, under `AsyncBatch`, and how often to
+    /// look whether the consumer is to be reset, in every mode (default 1 s).
     pub fn persist_interval(self, interval: Duration) -> Self {
         self.with(move |s| s.persist_interval(interval))
     }
@@ -413,6 +414,7 @@ impl ConsumerBuilder<HasHandler> {
             pool: prepared.pool.clone(),
             target: Arc::clone(&prepared.target),
             store: prepared.store.clone(),
+            resets: Arc::new(Resets::new(table.len())),
         });
         let seats = (0..table.len()).map(|p| {
             Arc::new(Seat {
@@ -447,17 +449,22 @@ impl ConsumerBuilder<HasHandler> {
         if persisted {
             let flusher = Flusher::new(
                 running.to_string(),
-                table,
-                prepared.store,
+                Kept {
+                    table,
+                    resets: Arc::clone(&plan.resets),
+                    store: prepared.store,
+                },
                 prepared.target,
                 prepared.flusher_name,
                 Arc::clone(&running.flush_interrupt),
                 prepared.flush_timeout,
             );
-            // In sync modes lanes store positions themselves; what is left at the end is the flusher's.
             let settings = &prepared.settings;
-            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
-            running.spawn_flusher(flusher, interval)?;
+            let rhythm = Rhythm {
+                interval: settings.persist_interval,
+                stores: !settings.persist.is_sync(),
+            };
+            running.spawn_flusher(flusher, rhythm)?;
         }
         streams.register(&running);
         for seat in &running.seats {

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::{FailHook, Stopped};
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, Streams, clock,
-    consume::{Flusher, Lane, LaneEnd, PAUSE, Plan, Seat},
+    consume::{Flusher, Lane, LaneEnd, PAUSE, Plan, Rhythm, Seat},
     monitor::Monitor,
     net::{Interrupt, STOP},
     position::Table,
@@ -91,16 +91,17 @@ impl Running {
     pub(super) fn spawn_flusher(
         self: &Arc<Self>,
         mut flusher: Flusher,
-        interval: Option<Duration>,
+        rhythm: Rhythm,
     ) -> Result<()> {
         let (running, alive) = (Arc::clone(self), self.flusher.sign());
         self.spawn("positions".into(), move || {
             // The logger is foreign code: its panic must not end the keeping of positions.
-            while catch_unwind(AssertUnwindSafe(|| flusher.run(interval, CLOSING))).is_err() {}
+            while catch_unwind(AssertUnwindSafe(|| flusher.run(rhythm, CLOSING))).is_err() {}
             // Handlers that end slowly still finish messages, and the process may be killed before they
             // are done: what they finish is stored as quickly as ever.
             // A tenth of the time is kept for the last flush.
             let until = clock::now() + running.shutdown_timeout.mul_f64(0.9);
+            let interval = rhythm.stores.then_some(rhythm.interval);
             let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
             while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
             {
