@@ -30,7 +30,7 @@ pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
 pub(crate) use ensure::{Role, StreamKeys, ensure};
 pub use forwarder::{Forwarder, Forwarding, Source};
-pub use idempotency::{Claim, Idempotency};
+pub use idempotency::{Claim, Completion, Idempotency, Sight};
 pub use json::{As, MessageType};
 pub use message::{Draft, DraftOnce, Outgoing};
 pub use once::Published;

@@ -57,7 +57,8 @@ section! {
         /// How long dialling and greeting one server may take. Unset: the `connectTimeout` of the
         /// connection string, if it says one.
         connect_timeout: Duration = Duration::from_secs(5), "ConnectTimeoutMs", millis(1, 600_000);
-        /// The deadline of one publish call, all included.
+        /// The deadline of one publish call, all included. Below 1.5 s a call just after an outage may fail
+        /// without an attempt, since dials to a server that was down are a second apart.
         publish_timeout: Duration = Duration::from_secs(5), "PublishTimeoutMs",
             millis(1, 3_600_000);
         /// How long start waits for a server that answers but is not ready, as while it loads its data.
