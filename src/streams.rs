@@ -317,7 +317,8 @@ impl Streams {
 
     /// Says how to find out in which trace the calling thread is: `current` is asked for every message
     /// published here that has no [`traceparent`](crate::Outgoing::traceparent) of its own, on the
-    /// thread that publishes it. It should be quick.
+    /// thread that publishes it. It should be quick. It may publish a small message that has a
+    /// `traceparent`; what takes turns with others (batches, dedupe ids) could wait for itself here.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), streamlane::Error> {

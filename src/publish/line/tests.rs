@@ -4,8 +4,9 @@ use super::*;
 use crate::sync::Condvar;
 
 const LONG: Duration = Duration::from_mins(1);
-/// A quarter of it is less than 60 ms.
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT: Duration = Duration::from_secs(1);
+/// More than a quarter of that.
+const LATER_MS: u64 = 300;
 
 /// A far end that does what the test says, when it says it.
 #[derive(Default)]
@@ -250,7 +251,7 @@ fn reading_behind_another() -> (Arc<Line<Puppet>>, [mpsc::Receiver<Told>; 3]) {
     line.far.pull(|s| s.passes = 2);
     assert_written(&line, &["r", "w", "xy"]);
     line.far.says("+r\r\n");
-    assert_eq!(told(&reader).expect("an answer"), "r");
+    assert_eq!(told(&reader).expect("its answer"), "r");
     go_on(&line);
     let deadline = clock::now() + LONG;
     let waits = |t: &Ticket<String>| t.seat.as_ref().is_some_and(|s| s.is_parked());
@@ -338,7 +339,7 @@ fn who_gives_up_leaves_its_place_so_that_its_answer_is_nobodys() {
     let (line, first) = reading("f");
     let hasty = call(&line, "h", SHORT);
     let patient = call(&line, "p", LONG);
-    pass(60);
+    pass(LATER_MS);
     line.far.says("+1\r\n"); // the hasty one reads from here on
     assert_eq!(told(&first).unwrap(), "1");
     let e = told(&hasty).unwrap_err();
@@ -356,7 +357,7 @@ fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
     let line = line();
     let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
-    pass(60);
+    pass(LATER_MS);
     let another = call(&line, "a", LONG);
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(closed(&line));
@@ -369,7 +370,7 @@ fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
 #[test]
 fn who_comes_with_little_time_left_does_not_call_the_line_silent() {
     let line = line();
-    pass(200); // longer than the caller's time
+    pass(1000); // longer than the caller's time
     let told = line.call(&Arc::default(), b"a", 0, Deadline::spent(SHORT));
     let told = told.expect("open");
     assert_eq!(told.unwrap_err().kind(), ErrorKind::Timeout);
@@ -382,7 +383,7 @@ fn a_parked_caller_gives_up_as_the_reader_does() {
     let first = call(&line, "f", LONG);
     let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
-    pass(60);
+    pass(LATER_MS);
     line.far.says("+1\r\n"); // the patient one reads from here on
     assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
@@ -419,7 +420,7 @@ fn what_is_merely_slow_is_kept() {
     let line = line();
     let first = call(&line, "f", LONG);
     let hasty = call(&line, "h", SHORT);
-    pass(60);
+    pass(LATER_MS);
     line.far.says("+1\r\n");
     assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
@@ -433,7 +434,7 @@ fn what_is_merely_slow_is_kept() {
 fn what_stops_in_mid_word_is_given_up() {
     let line = line();
     let hasty = call(&line, "h", SHORT);
-    pass(60);
+    pass(LATER_MS);
     line.far.says("+ha");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(line.is_over());
@@ -441,11 +442,13 @@ fn what_stops_in_mid_word_is_given_up() {
 
 #[test]
 fn more_answers_than_questions_end_the_line() {
-    let line = line();
-    let a = call(&line, "a", LONG);
-    line.far.says("+1\r\n+2\r\n");
-    assert_eq!(told(&a).unwrap(), "1");
-    assert!(line.is_over() && line.far.strings.lock().is_shut);
+    for surplus in ["+2\r\n", "+"] {
+        let line = line();
+        let a = call(&line, "a", LONG);
+        line.far.says(&format!("+1\r\n{surplus}"));
+        assert_eq!(told(&a).unwrap(), "1");
+        assert!(line.is_over() && line.far.strings.lock().is_shut);
+    }
 }
 
 #[test]
