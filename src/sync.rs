@@ -21,10 +21,9 @@ pub(crate) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Lets other threads that could run on this core do so first.
+/// Lets other threads that could run on this core do so first. In models they may or may not, as always:
+/// loom's own yielding would have it that they do.
 pub(crate) fn pause() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
     #[cfg(not(loom))]
     std::thread::yield_now();
 }

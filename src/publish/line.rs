@@ -304,7 +304,6 @@ impl<F: Far> Line<F> {
                 drop(reading);
                 if s.is_dead() {
                     // It was told, or its command is in the write under way.
-                    s.has_reader = false;
                     return self.settle(s, call);
                 }
                 let outcome = s.abandon(call.seat, call.by);
@@ -350,8 +349,8 @@ impl<F: Far> Line<F> {
             // whose the next one is would be anybody's guess
             let out_of_step = error.filter(|e| e.kind() == ErrorKind::Protocol);
             let out_of_step = out_of_step.map(Error::again);
-            if is_last && !s.is_dead() {
-                s.standing = Standing::Closing;
+            if is_last {
+                s.close();
             }
             if Arc::ptr_eq(&seat, reader) {
                 self.leaving.fetch_add(1, Ordering::Relaxed);
@@ -425,11 +424,7 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(why.again().with_outcome(outcome), t.tag);
-                match self.tell(&seat, Err(e)) {
-                    Word::Read => s.has_reader = false,
-                    Word::Write => s.has_writer = false,
-                    Word::Busy | Word::Parked | Word::Done(_) => {}
-                }
+                self.tell(&seat, Err(e)); // a role that it was given is of no use any more
                 seat.bell.notify_one();
             }
             false

@@ -36,6 +36,8 @@ struct Echo {
     last: Option<u8>,
     /// The commands of those who have no time.
     hasty: Vec<u8>,
+    /// Whether those who have no time to wait for an answer hear none.
+    is_slow: bool,
 }
 
 struct Pipe {
@@ -71,11 +73,18 @@ impl Echo {
             something: Condvar::new(),
             last: None,
             hasty: Vec::new(),
+            is_slow: false,
         })
     }
 
     fn always() -> Line<Self> {
         Self::answering(9, Then::Silence)
+    }
+
+    fn slow() -> Line<Self> {
+        let mut line = Self::always();
+        line.far.is_slow = true;
+        line
     }
 
     fn until(last: u8) -> Line<Self> {
@@ -118,7 +127,8 @@ impl Far for Echo {
             if pipe.shut {
                 return Err(Self::broken());
             }
-            if !pipe.answers.is_empty() {
+            let is_there = !pipe.answers.is_empty();
+            if is_there && !(self.is_slow && timeout.is_zero()) {
                 let n = pipe.answers.len();
                 buf[..n].copy_from_slice(&pipe.answers);
                 pipe.answers.clear();
@@ -184,7 +194,8 @@ fn call(line: &Line<Echo>, letter: u8, time: Time) -> Option<Result<u8>> {
 /// What a line is like when everybody has left.
 fn assert_left_alone(line: &Line<Echo>) {
     let s = line.state.lock();
-    assert!(!s.has_writer && !s.has_reader, "a role was left behind");
+    let a_role = s.has_writer || s.has_reader;
+    assert!(s.is_dead() || !a_role, "a role was left behind");
     assert!(s.queue.is_empty(), "something was left unsent");
     assert!(s.is_dead() || s.written == s.begun);
     assert!(s.tickets.iter().all(|t| t.seat.is_none()));
@@ -263,24 +274,26 @@ fn model_four_callers_have_their_own_answers() {
 /// that nobody waits for is nobody's.
 #[test]
 fn model_a_caller_without_time_leaves_the_others_alone() {
-    meet(
-        Echo::always,
-        [Time::Enough, Time::Spent],
-        |line, [patient, hasty]| {
-            assert_eq!(patient.unwrap().unwrap(), b'a');
-            if let Err(e) = hasty.unwrap() {
-                assert_eq!(e.kind(), ErrorKind::Timeout);
-            }
-            assert_eq!(call(line, b'z', Time::Enough).unwrap().unwrap(), b'z');
-            assert!(line.state.lock().tickets.is_empty());
-        },
-    );
+    for server in [Echo::always, Echo::slow] {
+        meet(
+            server,
+            [Time::Enough, Time::Spent],
+            |line, [patient, hasty]| {
+                assert_eq!(patient.unwrap().unwrap(), b'a');
+                if let Err(e) = hasty.unwrap() {
+                    assert_eq!(e.kind(), ErrorKind::Timeout);
+                }
+                assert_eq!(call(line, b'z', Time::Enough).unwrap().unwrap(), b'z');
+                assert!(line.state.lock().tickets.is_empty());
+            },
+        );
+    }
 }
 
 #[test]
 fn model_two_without_time_are_in_nobodys_way() {
     meet(
-        Echo::always,
+        Echo::slow,
         [Time::Enough, Time::Spent, Time::Spent],
         |_, [patient, ..]| assert_eq!(patient.unwrap().unwrap(), b'a'),
     );
@@ -293,7 +306,7 @@ fn model_a_silent_line_closes_behind_those_who_are_on_it() {
     for others in [Time::None, Time::Spent] {
         bounded(
             Some(2),
-            Echo::always,
+            Echo::slow,
             [Time::Enough, Time::None, others],
             |line, [patient, silent, _]| {
                 if let Some(answer) = patient {
@@ -349,6 +362,16 @@ fn model_three_hear_that_the_server_hung_up() {
     );
 }
 
+/// Who gives up while it is said that the line is dead makes nobody believe otherwise.
+#[test]
+fn model_one_without_time_meets_the_end() {
+    meet(
+        || Echo::answering(0, Then::HangUp),
+        [Time::Enough, Time::Enough, Time::None],
+        |line, _| assert!(line.state.lock().is_dead()),
+    );
+}
+
 /// What is in line when an answer says that this is the end of the line is answered, and nothing that
 /// comes later is taken.
 #[test]
@@ -371,7 +394,7 @@ fn model_a_line_closes_behind_those_who_are_in_it() {
 fn model_one_without_time_holds_up_neither_of_two() {
     bounded(
         Some(2),
-        Echo::always,
+        Echo::slow,
         [Time::Spent, Time::Enough, Time::Enough],
         |_, [_, patient @ ..]| {
             for told in patient {
@@ -386,7 +409,7 @@ fn model_one_without_time_holds_up_neither_of_two() {
 #[test]
 fn model_who_gave_up_comes_back_to_its_seat() {
     check(None, || {
-        let mut line = Echo::always();
+        let mut line = Echo::slow();
         line.far.hasty = vec![b'h'];
         let line = Arc::new(line);
         let other = Arc::clone(&line);
@@ -417,6 +440,28 @@ fn model_callers_come_back_while_others_leave() {
         let other = thread::spawn(move || both(&other, *b"cd"));
         both(&line, *b"ab");
         other.join().unwrap();
+        assert_left_alone(&line);
+    });
+}
+
+/// Somebody else is about to leave all the time, so that everybody lets others go first. One has no time
+/// when it finds that nobody came.
+#[test]
+fn model_a_caller_lets_others_go_first() {
+    check(Some(3), || {
+        let mut line = Echo::slow();
+        line.far.hasty = vec![b'h'];
+        line.leaving.store(1, Ordering::Relaxed);
+        let line = Arc::new(line);
+        let patient = [b'a', b'b'].map(|letter| {
+            let line = Arc::clone(&line);
+            thread::spawn(move || call(&line, letter, Time::Enough))
+        });
+        let _ = call(&line, b'h', Time::Spent);
+        for patient in patient {
+            patient.join().unwrap().unwrap().unwrap();
+        }
+        line.leaving.fetch_sub(1, Ordering::Relaxed);
         assert_left_alone(&line);
     });
 }

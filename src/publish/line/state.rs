@@ -68,6 +68,13 @@ impl<A> State<A> {
         matches!(self.standing, Standing::Dead(_))
     }
 
+    /// Lets nobody else come.
+    pub(super) fn close(&mut self) {
+        if matches!(self.standing, Standing::Open) {
+            self.standing = Standing::Closing;
+        }
+    }
+
     /// Something is asked after a rest. Returns how long that was.
     pub(super) fn end_rest(&mut self) -> u64 {
         let now = clock::coarse_ms();
@@ -87,9 +94,6 @@ impl<A> State<A> {
     /// Gives the reader's role to the first that waits for an answer. It is to be woken.
     pub(super) fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
         self.has_reader = false;
-        if self.is_dead() {
-            return None;
-        }
         let sent = self.tickets.iter().take_while(|t| t.end <= self.begun);
         let mut seats = sent.filter_map(|t| t.seat.as_ref());
         let next = seats.find(|seat| seat.is_parked()).cloned()?;
@@ -101,8 +105,8 @@ impl<A> State<A> {
     /// Takes a caller that has waited in vain out of the line: its command, when that has not gone out yet,
     /// else only its name. Where nothing was said in most of its time nobody else should come.
     pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>, by: Deadline) -> Outcome {
-        if matches!(self.standing, Standing::Open) && by.is_mostly_after(self.used_ms) {
-            self.standing = Standing::Closing;
+        if by.is_mostly_after(self.used_ms) {
+            self.close();
         }
         let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
         let Some(at) = self.tickets.iter().position(is_its) else {

@@ -123,6 +123,10 @@ impl Far for Puppet {
                 Err(Error::server("publish", text)),
                 text.starts_with(b"READONLY"),
             ),
+            Head::Scalar(_) => (
+                Err(Error::new(ErrorKind::Protocol, "publish", "no id")),
+                false,
+            ),
             _ => (Ok(String::from_utf8_lossy(text).into_owned()), false),
         }
     }
@@ -311,10 +315,16 @@ fn an_end_found_by_the_reader_leaves_the_write_under_way_to_the_writer() {
     let writer = call(&line, "w", LONG);
     line.far.until(|s| s.writes.len() == 2);
     let queued = call(&line, "q", LONG);
-    line.far.pull(|s| s.is_gone = true);
-    assert_eq!(outcome(&reader), Outcome::Unknown);
-    assert_eq!(outcome(&writer), Outcome::NotApplied);
-    assert_eq!(outcome(&queued), Outcome::NotApplied);
+    line.far.says("?\r\n");
+    for (hear, outcome) in [
+        (reader, Outcome::Unknown),
+        (writer, Outcome::NotApplied),
+        (queued, Outcome::NotApplied),
+    ] {
+        let e = told(&hear).unwrap_err();
+        assert_eq!((e.kind(), e.outcome()), (ErrorKind::Protocol, outcome));
+    }
+    assert_written(&line, &["r", "w"]);
 }
 
 #[test]
@@ -355,14 +365,14 @@ fn who_gives_up_leaves_its_place_so_that_its_answer_is_nobodys() {
 #[test]
 fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
     let line = line();
-    let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
+    let patient = call(&line, "p", LONG);
     pass(LATER_MS);
     let another = call(&line, "a", LONG);
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(closed(&line));
     line.far.says("+1\r\n+2\r\n+3\r\n");
-    assert_eq!(told(&patient).unwrap(), "1");
+    assert_eq!(told(&patient).unwrap(), "2");
     assert_eq!(told(&another).unwrap(), "3");
     assert_eq!(line.far.strings.lock().given_up, 0);
 }
@@ -449,6 +459,17 @@ fn more_answers_than_questions_end_the_line() {
         assert_eq!(told(&a).unwrap(), "1");
         assert!(line.is_over() && line.far.strings.lock().is_shut);
     }
+}
+
+#[test]
+fn after_an_answer_that_is_none_nobody_takes_the_next_for_its_own() {
+    let line = line();
+    let callers = ["a", "b"].map(|c| call(&line, c, LONG));
+    line.far.says(":1\r\n+2\r\n");
+    for hear in &callers {
+        assert_eq!(told(hear).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+    assert!(line.is_over() && line.far.strings.lock().is_shut);
 }
 
 #[test]
