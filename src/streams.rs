@@ -17,13 +17,12 @@ use crate::{
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
-    consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
+    consume::{Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, resolve},
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{
-        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys,
-        TraceHook, ensure,
+        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, TraceHook, ensure,
     },
     wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
@@ -80,9 +79,7 @@ struct End {
 /// What a consumer needs to start.
 pub(crate) struct Prepared {
     pub(crate) settings: ConsumerSettings,
-    pub(crate) topic: Arc<str>,
-    pub(crate) consumer: Arc<str>,
-    pub(crate) streams: StreamKeys,
+    pub(crate) seats: Seats,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
     pub(crate) read_plan: Arc<ReadPlan>,
@@ -91,14 +88,6 @@ pub(crate) struct Prepared {
     pub(crate) flusher_name: String,
     pub(crate) flush_timeout: Duration,
     pub(crate) name_guard: NameGuard,
-    pod: String,
-}
-
-impl Prepared {
-    /// What a lane's connection is called in CLIENT LIST.
-    pub(crate) fn client_name(&self, lane: &str) -> String {
-        client_name(&["streams-rd", &self.topic, &self.consumer, lane, &self.pod])
-    }
 }
 
 /// The pause between two tries of a start.
@@ -453,8 +442,7 @@ impl Streams {
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
-        let (streams, starts) =
-            self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -468,16 +456,19 @@ impl Streams {
         Ok(Prepared {
             pool: ArenaPool::new(read_plan.arena_bytes()),
             read_plan: Arc::new(read_plan),
-            topic: Arc::from(&*topic),
             flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
-            consumer: consumer.into(),
-            streams,
+            seats: Seats {
+                topic: Arc::from(&*topic),
+                consumer: consumer.into(),
+                keys: inner.keys.clone(),
+                co_located: inner.settings.topic(&topic).co_locate_partitions,
+                pod: inner.pod.clone(),
+            },
             starts,
             store,
             target: Arc::clone(&inner.target),
             flush_timeout: self.connect_timeout().min(settings.shutdown_timeout),
             name_guard,
-            pod: inner.pod.clone(),
             settings,
         })
     }
@@ -488,7 +479,7 @@ impl Streams {
         settings: &ConsumerSettings,
         consumer: &str,
         store: &mut PositionStore,
-    ) -> Result<(StreamKeys, Vec<Stored>)> {
+    ) -> Result<Vec<Stored>> {
         let Inner {
             keys,
             instance,
@@ -510,8 +501,7 @@ impl Streams {
             date: settings.start_from_date,
         };
         let persisted = settings.persist != Persist::None;
-        let starts = resolve(c, &places, point, persisted.then_some(store))?;
-        Ok((streams, starts))
+        resolve(c, &places, point, persisted.then_some(store))
     }
 
     /// Tries again while the server is there but says that it will be ready later.

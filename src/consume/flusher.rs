@@ -16,6 +16,9 @@ use crate::{
 
 use super::store::{GROUP, PositionStore};
 
+/// Asks for everything to be stored now.
+pub(crate) const FLUSH: u32 = 1 << 1;
+
 /// Keeps the stored positions of a consumer near those in the table.
 pub(crate) struct Flusher {
     name: String,
@@ -24,6 +27,8 @@ pub(crate) struct Flusher {
     target: Arc<Target>,
     client_name: String,
     interrupt: Arc<Interrupt>,
+    /// Woken whenever everything was stored, or could not be.
+    flushed: Arc<Interrupt>,
     connection: Option<Connection>,
     dirty: Vec<(u32, Snapshot)>,
     commands: Vec<u8>,
@@ -35,25 +40,22 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    /// A flusher that takes the positions now in the table as stored already.
     pub(crate) fn new(
         name: String,
         table: Arc<Table>,
         store: PositionStore,
         target: Arc<Target>,
         client_name: String,
-        interrupt: Arc<Interrupt>,
+        [interrupt, flushed]: [Arc<Interrupt>; 2],
         timeout: Duration,
     ) -> Self {
-        for p in 0..table.len() {
-            table.stored(p, table.load(p).version);
-        }
         Self {
             name,
             store,
             target,
             client_name,
             interrupt,
+            flushed,
             connection: None,
             dirty: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
@@ -66,34 +68,44 @@ impl Flusher {
     }
 
     /// Writes each partition's position within `interval` of its change, until one of the bits of `until`
-    /// is set; without an interval it only waits. The calls are spread over the interval, so that many
-    /// partitions never hold the server up together.
+    /// is set; without an interval only when it is asked to ([`FLUSH`]). The calls are spread over the
+    /// interval, so that many partitions never hold the server up together.
     pub(crate) fn run(&mut self, interval: Option<Duration>, until: u32) {
         if interval.is_some() {
             // Before there is anything to store, so that the first positions need not wait for it.
             // What keeps it from connecting now is reported when it keeps it from storing.
             self.connection = self.dial().ok();
         }
-        let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
-        let pause = interval.map_or(Duration::MAX, |i| i / groups as u32);
         let mut group = 0;
-        while !self
-            .interrupt
-            .sleep(pause.max(Duration::from_millis(1)), until)
-        {
-            self.flush_group(group);
-            group = (group + 1) % groups;
+        loop {
+            let groups = self.groups().max(1);
+            let pause = interval.map_or(Duration::MAX, |i| i / groups as u32);
+            let pause = pause.max(Duration::from_millis(1));
+            if !self.interrupt.sleep(pause, until | FLUSH) {
+                self.flush_group(group % groups);
+                group = (group + 1) % groups;
+            } else if self.interrupt.bits() & until != 0 {
+                return;
+            } else {
+                self.flush_all();
+            }
         }
+    }
+
+    /// Partitions are written in so many groups; there may be more of them each time.
+    fn groups(&self) -> usize {
+        (self.table.len() as usize).div_ceil(GROUP)
     }
 
     /// Writes everything that is not stored yet. Returns the partitions whose position could not be.
     pub(crate) fn flush_all(&mut self) -> Vec<u32> {
-        let groups = (self.table.len() as usize).div_ceil(GROUP);
-        for group in 0..groups {
+        self.interrupt.clear(FLUSH); // first: who asks from now on may have finished more
+        for group in 0..self.groups() {
             if !self.flush_group(group) {
                 break; // the others would fail the same way, each after its own timeout
             }
         }
+        self.flushed.wake();
         (0..self.table.len())
             .filter(|p| self.table.unstored(*p).is_some())
             .collect()

@@ -4,15 +4,17 @@ mod deliver;
 mod flusher;
 mod lane;
 mod reader;
+mod seats;
 mod sizing;
 mod start;
 mod store;
 mod tail;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
-pub(crate) use flusher::Flusher;
+pub(crate) use flusher::{FLUSH, Flusher};
 pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
 pub(crate) use reader::ReadPlan;
+pub(crate) use seats::Seats;
 pub(crate) use start::{Places, StartPoint, resolve};
 pub(crate) use store::{PositionStore, Stored};
 pub(crate) use tail::last_entry;

@@ -29,8 +29,8 @@ pub(crate) struct PositionStore {
     text: String,
 }
 
-/// A position as it was stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A position as it was stored. By default the beginning of a stream of which nothing is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) id: StreamId,
     pub(crate) ordinal: Option<u64>,
