@@ -253,7 +253,6 @@ impl Streams {
             timeout: settings.publish_timeout,
             max_message_bytes: settings.max_message_bytes as usize,
             counts,
-            round_robin: Arc::default(),
             trace: trace.clone(),
         })
     }

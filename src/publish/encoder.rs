@@ -92,9 +92,9 @@ impl Encoder {
         format!("{}once:", self.plan.keys.prefix())
     }
 
-    /// One turn of the round robin, for messages that have neither key nor partition.
+    /// The next partition in turn, for messages that have neither key nor partition.
     pub(super) fn turn(&self) -> u32 {
-        self.plan.round_robin.next(self.partitions())
+        self.plan.counts.turns.next(self.partitions())
     }
 
     /// The partition of a message; `keyless` is asked when nothing in it decides.

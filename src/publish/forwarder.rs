@@ -72,7 +72,6 @@ struct Shared {
 /// What one call needs at a time.
 struct Desk {
     link: Link,
-    out: Vec<u8>,
     packing: Packing,
 }
 
@@ -206,7 +205,6 @@ impl Forwarder {
             shared: Arc::new(Shared {
                 desk: Mutex::new(Desk {
                     link: Link::new(Arc::clone(&plan)),
-                    out: Vec::new(),
                     packing: Packing::default(),
                 }),
                 quiet: Mutex::default(),
@@ -269,7 +267,9 @@ impl Forwarder {
                 let what = format!("waited {ms} ms for other callers of this forwarder");
                 return Err(Error::new(ErrorKind::Timeout, "forward", what));
             };
-            desk.forward(self, source, messages, by)
+            let forwarding = desk.forward(self, source, messages, by);
+            desk.link.rest();
+            forwarding
         });
         match &forwarding {
             Ok(Forwarding::OutOfOrder { mark }) => self.warn(source, *mark),
@@ -385,7 +385,7 @@ impl Desk {
             encoder.after_key(&mut appends, &entry);
             args += 1 + n;
         }
-        let out = &mut self.out;
+        let out = self.link.out();
         out.clear();
         FORWARD.begin(out, form, 2 + messages.len(), args);
         resp::arg(out, forwarder.marks.as_bytes());
@@ -405,7 +405,7 @@ impl Desk {
     fn exchange(&mut self, by: Deadline) -> Result<Value> {
         let mut c = self.link.take_connection(by)?;
         // The server does not run a command it has only a part of.
-        c.send(&self.out, by.wait())
+        c.send(self.link.out(), by.wait())
             .map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let answer = c.answers(1, by.wait())?.remove(0);
         if !answer.as_ref().is_err_and(is_over) {

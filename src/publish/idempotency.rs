@@ -124,7 +124,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for an id that is empty or above 1024 bytes, or a `ttl` below 1 ms or
+    /// [`ErrorKind::Argument`] for an id that is blank or above 1024 bytes, or a `ttl` below 1 ms or
     /// above 100 years. Otherwise the server refused or could not be reached:
     /// [`Error::outcome`] tells whether the id may be marked all the same.
     pub fn try_begin(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {

@@ -10,7 +10,7 @@ use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Interrupt, Target},
-    wire::{self, Entry, Keys, RoundRobin, XXH3},
+    wire::{self, Entry, Keys, XXH3},
 };
 
 use super::{
@@ -31,7 +31,6 @@ pub(crate) struct PublishPlan {
     pub(crate) max_message_bytes: usize,
     /// Shared by all publishers of the topic.
     pub(crate) counts: Arc<PublishCounts>,
-    pub(crate) round_robin: Arc<RoundRobin>,
     pub(crate) trace: TraceHook,
 }
 

@@ -4,7 +4,8 @@ use super::*;
 use crate::sync::Condvar;
 
 const LONG: Duration = Duration::from_mins(1);
-const SHORT: Duration = Duration::from_millis(150);
+/// A quarter of it is less than 60 ms.
+const SHORT: Duration = Duration::from_millis(200);
 
 /// A far end that does what the test says, when it says it.
 #[derive(Default)]
@@ -168,6 +169,20 @@ fn reading(command: &str) -> (Arc<Line<Puppet>>, mpsc::Receiver<Told>) {
     (line, reader)
 }
 
+/// Waits until the coarse clock has moved on by more than this.
+fn pass(ms: u64) {
+    let until = clock::coarse_ms() + ms;
+    while clock::coarse_ms() <= until {
+        thread::yield_now();
+    }
+}
+
+/// Whether a line refuses the next call.
+fn closed(line: &Line<Puppet>) -> bool {
+    let next = line.call(&Arc::default(), b"next", 0, Deadline::after(LONG));
+    next.is_none() && line.is_over()
+}
+
 fn told(hear: &mpsc::Receiver<Told>) -> Result<String> {
     hear.recv_timeout(LONG)
         .expect("told in time")
@@ -243,10 +258,7 @@ fn a_common_write_that_breaks_tells_apart_who_may_have_been_heard() {
         );
     }
     assert_eq!(outcome(&a), Outcome::Unknown);
-    assert!(
-        line.call(&Arc::default(), b"e", 0, Deadline::after(LONG))
-            .is_none()
-    );
+    assert!(closed(&line));
 }
 
 #[test]
@@ -265,49 +277,78 @@ fn an_end_found_by_the_reader_leaves_the_write_under_way_to_the_writer() {
 #[test]
 fn a_line_that_was_idle_is_looked_at_before_anything_is_sent() {
     let line = line();
-    let pass = |ms| {
-        let until = clock::coarse_ms() + ms;
-        while clock::coarse_ms() <= until {
-            thread::yield_now();
-        }
-    };
     pass(IDLE_MS + 1);
     let a = call(&line, "a", LONG);
-    line.far.says("+1\r\n");
+    pass(IDLE_MS + 1);
+    let while_another_waits = call(&line, "b", LONG);
+    line.far.says("+1\r\n+2\r\n");
     assert_eq!(told(&a).unwrap(), "1");
+    assert_eq!(told(&while_another_waits).unwrap(), "2");
     pass(IDLE_MS + 1);
     line.far.pull(|s| s.is_gone = true);
-    assert_eq!(outcome(&call(&line, "b", LONG)), Outcome::NotApplied);
-    assert_written(&line, &["a"]);
+    assert_eq!(outcome(&call(&line, "c", LONG)), Outcome::NotApplied);
+    assert_written(&line, &["a", "b"]);
     assert_eq!(line.far.strings.lock().looks, 2);
 }
 
 #[test]
 fn who_gives_up_leaves_its_place_so_that_its_answer_is_nobodys() {
-    let line = line();
+    let (line, first) = reading("f");
     let hasty = call(&line, "h", SHORT);
     let patient = call(&line, "p", LONG);
+    pass(60);
+    line.far.says("+1\r\n"); // the hasty one reads from here on
+    assert_eq!(told(&first).unwrap(), "1");
     let e = told(&hasty).unwrap_err();
     assert_eq!(
         (e.kind(), e.outcome()),
         (ErrorKind::Timeout, Outcome::Unknown)
     );
-    line.far.says("+1\r\n+2\r\n");
-    assert_eq!(told(&patient).unwrap(), "2");
+    line.far.says("+2\r\n+3\r\n");
+    assert_eq!(told(&patient).unwrap(), "3");
+    assert!(!line.is_over());
+}
+
+#[test]
+fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
+    let line = line();
+    let patient = call(&line, "p", LONG);
+    let hasty = call(&line, "h", SHORT);
+    pass(60);
+    let another = call(&line, "a", LONG);
+    assert_eq!(outcome(&hasty), Outcome::Unknown);
+    assert!(closed(&line));
+    line.far.says("+1\r\n+2\r\n+3\r\n");
+    assert_eq!(told(&patient).unwrap(), "1");
+    assert_eq!(told(&another).unwrap(), "3");
+    assert_eq!(line.far.strings.lock().given_up, 0);
+}
+
+#[test]
+fn who_comes_with_little_time_left_does_not_call_the_line_silent() {
+    let line = line();
+    pass(200); // longer than the caller's time
+    let told = line.call(&Arc::default(), b"a", 0, Deadline::spent(SHORT));
+    let told = told.expect("open");
+    assert_eq!(told.unwrap_err().kind(), ErrorKind::Timeout);
     assert!(!line.is_over());
 }
 
 #[test]
 fn a_parked_caller_gives_up_as_the_reader_does() {
     let line = line();
+    let first = call(&line, "f", LONG);
     let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
+    pass(60);
+    line.far.says("+1\r\n"); // the patient one reads from here on
+    assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
-    line.far.says("+1\r\n+2\r\n");
-    assert_eq!(told(&patient).unwrap(), "1");
+    line.far.says("+2\r\n+3\r\n");
+    assert_eq!(told(&patient).unwrap(), "2");
     let next = call(&line, "n", LONG);
-    line.far.says("+3\r\n");
-    assert_eq!(told(&next).unwrap(), "3");
+    line.far.says("+4\r\n");
+    assert_eq!(told(&next).unwrap(), "4");
 }
 
 #[test]
@@ -336,6 +377,7 @@ fn what_is_merely_slow_is_kept() {
     let line = line();
     let first = call(&line, "f", LONG);
     let hasty = call(&line, "h", SHORT);
+    pass(60);
     line.far.says("+1\r\n");
     assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
@@ -384,10 +426,7 @@ fn after_a_change_of_role_only_what_is_under_way_is_finished() {
     line.far
         .says("-READONLY You can't write against a read only replica.\r\n");
     assert_eq!(told(&a).unwrap_err().server_code(), Some("READONLY"));
-    assert!(
-        line.call(&Arc::default(), b"c", 0, Deadline::after(LONG))
-            .is_none()
-    );
+    assert!(closed(&line));
     line.far.says("+2\r\n");
     assert_eq!(told(&b).unwrap(), "2");
 }
