@@ -158,6 +158,7 @@
 //! One instance consumes a whole topic under one consumer name; leases between instances, work queues
 //! with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
 
+mod admin;
 mod backoff;
 mod batch;
 mod clock;
@@ -182,6 +183,7 @@ mod sync;
 pub mod testing;
 mod wire;
 
+pub use admin::{Admin, PartitionPreview, Reset, ResetDirection, ResetPreview, ResetTo};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};

@@ -12,8 +12,9 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
-    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
+    Admin, ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency,
+    Outbox, PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore,
+    Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
@@ -284,6 +285,17 @@ impl Streams {
             [self.connect_timeout(), inner.settings.publish_timeout],
             inner.keys.dedupe(scope),
         ))
+    }
+
+    /// For operators: to look at consumers, which may run anywhere, and to move them.
+    pub fn admin(&self) -> Admin {
+        let inner = &*self.inner;
+        Admin::new(
+            Arc::clone(&inner.target),
+            inner.keys.clone(),
+            inner.settings.clone(),
+            client_name(&["streams-admin", &inner.pod]),
+        )
     }
 
     /// What became of the messages published here, topic by topic.

@@ -54,6 +54,11 @@ fn types_cross_threads() {
     owned::<PartitionStatus>();
     owned::<Health>();
     owned::<Snapshot>();
+    owned::<Admin>();
+    owned::<Reset>();
+    owned::<ResetTo>();
+    owned::<ResetPreview>();
+    owned::<PartitionPreview>();
     owned::<Headers<'static>>();
     owned::<HeaderIter<'static>>();
     owned::<Fields<'static>>();
@@ -163,6 +168,7 @@ fn errors_are_errors() {
     shown::<Error>();
     shown::<Failure>();
     shown::<StreamId>();
+    shown::<ResetPreview>();
     shown::<Text<'static>>();
     let no_id = "no id".parse::<StreamId>().or_block();
     assert_eq!(no_id.unwrap_err().action(), Some(Action::Block));

@@ -55,8 +55,8 @@ impl StartPoint {
 }
 
 /// The position of each partition to begin at. With `store`, a start point other than `Stored` is
-/// applied as a reset: once per consumer, and only while no other instance of it is alive; and what is
-/// not stored yet is stored before this returns, so that `Now` stays what it was.
+/// applied as a reset: once per consumer, and only while no other instance of it is alive; a reset marker
+/// goes before any of them, and is deleted when its position is stored; and what is not stored yet is stored before this returns, so that `Now` stays what it was.
 pub(crate) fn resolve(
     connection: &mut Connection,
     places: &Places<'_>,
@@ -71,7 +71,9 @@ pub(crate) fn resolve(
             .map(|key| fresh(connection, places, key, from, point))
             .collect();
     };
-    let stored = store.load(connection, places.streams.len() as u32, places.timeout)?;
+    let partitions = places.streams.len() as u32;
+    let stored = store.load(connection, partitions, places.timeout)?;
+    let markers = store.markers(connection, 0..partitions, places.timeout)?;
     let label = point.label()?;
     let reset = match &label {
         Some(label) => may_reset(connection, places, store, label)?,
@@ -80,8 +82,10 @@ pub(crate) fn resolve(
     let mut changed = Vec::new();
     let mut starts = Vec::with_capacity(stored.len());
     for (p, (stored, key)) in stored.into_iter().zip(places.streams).enumerate() {
-        let start = match stored {
-            Some(s) if !reset => s,
+        let start = match (&markers[p], stored) {
+            // Somebody's word on this very partition goes before everything else.
+            (Some(marker), _) => marker.start(),
+            (None, Some(s)) if !reset => s,
             _ => {
                 let from = if label.is_some() {
                     point.from
@@ -102,6 +106,14 @@ pub(crate) fn resolve(
         &changed,
         label.as_deref().filter(|_| reset),
     )?;
+    for (p, marker) in (0..).zip(&markers) {
+        let Some(marker) = marker else { continue };
+        let (key, reset) = (String::from_utf8_lossy(store.key()), &marker.reset);
+        log::warn!("{key}: reset marker found at startup for partition {p}: {reset}");
+        // One that has taken its place meanwhile is found when the lanes run.
+        let target = reset.target;
+        store.settle(connection, p, marker, target, places.timeout)?;
+    }
     Ok(starts)
 }
 

@@ -19,7 +19,7 @@ use crate::{
     Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
     MessageHandler, OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedBatchHandler,
     TypedHandler,
-    consume::{Classify, Flusher, Handler, HandlerFactory, Plan},
+    consume::{Classify, Flusher, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm},
     handler::DecodedBy,
     position::Table,
     streams::Prepared,
@@ -259,7 +259,8 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.persist(persist))
     }
 
-    /// How long after a message is finished its position is stored, under `AsyncBatch` (default 1 s).
+    /// How long after a message is finished its position is stored, under `AsyncBatch`, and how often to
+    /// look whether the consumer is to be reset, in every mode (default 1 s).
     pub fn persist_interval(self, interval: Duration) -> Self {
         self.with(move |s| s.persist_interval(interval))
     }
@@ -407,6 +408,7 @@ impl ConsumerBuilder<HasHandler> {
             flush_timeout,
             name_guard,
         } = streams.prepare(&settings)?;
+        let resets = Arc::new(Resets::default());
         let plan = Plan {
             read: read_plan,
             read_ahead: settings.reads_ahead(),
@@ -419,11 +421,13 @@ impl ConsumerBuilder<HasHandler> {
             pool,
             target: Arc::clone(&target),
             store: store.clone(),
+            resets: Arc::clone(&resets),
         };
         let running = Arc::new(Running {
             topic: Arc::clone(&seats.topic),
             name: Arc::clone(&seats.consumer),
             table: Arc::new(Table::new(starts.len() as u32)),
+            resets: Arc::clone(&resets),
             lanes: Lanes::new(Outfit {
                 plan: Arc::new(plan),
                 seats,
@@ -447,16 +451,21 @@ impl ConsumerBuilder<HasHandler> {
         if settings.persist != Persist::None {
             let flusher = Flusher::new(
                 running.to_string(),
-                Arc::clone(&running.table),
-                store,
+                Kept {
+                    table: Arc::clone(&running.table),
+                    resets,
+                    store,
+                },
                 target,
                 flusher_name,
                 [&running.flush_interrupt, &running.flushed].map(Arc::clone),
                 flush_timeout,
             );
-            // In sync modes lanes store positions themselves; what they leave is the flusher's.
-            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
-            running.spawn_flusher(flusher, interval)?;
+            let rhythm = Rhythm {
+                interval: settings.persist_interval,
+                stores: !settings.persist.is_sync(),
+            };
+            running.spawn_flusher(flusher, rhythm)?;
         }
         streams.register(&running);
         for (p, start) in (0..).zip(&starts) {

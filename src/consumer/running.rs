@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
-    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Stored},
+    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Resets, Rhythm, Stored},
     net::{Interrupt, STOP},
     position::Table,
     streams::NameGuard,
@@ -43,6 +43,7 @@ pub(crate) struct Running {
     pub(super) topic: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) table: Arc<Table>,
+    pub(super) resets: Arc<Resets>,
     pub(super) lanes: Lanes,
     pub(super) shutdown_timeout: Duration,
     pub(super) unhealthy_block: Duration,
@@ -77,18 +78,19 @@ impl Running {
     pub(super) fn spawn_flusher(
         self: &Arc<Self>,
         mut flusher: Flusher,
-        interval: Option<Duration>,
+        rhythm: Rhythm,
     ) -> Result<()> {
         let running = Arc::clone(self);
         let (alive, ended) = alive();
         let _ = self.flusher.set(ended);
         self.spawn("positions".into(), move || {
             // The logger is foreign code: its panic must not end the keeping of positions.
-            while catch_unwind(AssertUnwindSafe(|| flusher.run(interval, CLOSING))).is_err() {}
+            while catch_unwind(AssertUnwindSafe(|| flusher.run(rhythm, CLOSING))).is_err() {}
             // Handlers that end slowly still finish messages, and the process may be killed before they
             // are done: what they finish is stored as quickly as ever.
             // A tenth of the time is kept for the last flush.
             let until = clock::now() + running.shutdown_timeout.mul_f64(0.9);
+            let interval = rhythm.stores.then_some(rhythm.interval);
             let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
             while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
             {
@@ -187,7 +189,10 @@ impl Running {
     /// Has everything stored, until that is so for this partition or the time is over.
     fn is_stored(&self, partition: u32, until: Instant) -> bool {
         let keeps = self.flusher.get().is_some() && partition < self.table.len();
-        while keeps && self.table.unstored(partition).is_some() {
+        // Of a reset that is under way the server knows by its marker.
+        let unstored =
+            || self.table.unstored(partition).is_some() && !self.resets.is_under_way(partition);
+        while keeps && unstored() {
             if clock::now() >= until {
                 return false;
             }
@@ -195,7 +200,7 @@ impl Running {
             self.flush_interrupt.set(FLUSH);
             self.flushed
                 .wait(seen, until.min(clock::now() + FLUSH_RETRY));
-            if self.table.unstored(partition).is_some() {
+            if unstored() {
                 self.flushed.pause(FLUSH_PAUSE);
             }
         }

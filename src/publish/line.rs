@@ -260,7 +260,7 @@ impl<F: Far> Line<F> {
         if let Word::Done(answer) = word {
             return answer;
         }
-        let outcome = self.leave(&mut s, call);
+        let outcome = s.abandon(call.seat, call.by);
         match word {
             Word::Write => s = self.write_queue(s, call),
             Word::Read => self.stop_reading(&mut s, call),
@@ -294,29 +294,23 @@ impl<F: Far> Line<F> {
             if let Some(e) = failed {
                 self.end(&mut s, e);
             }
-            if mine.is_none()
-                && let Word::Done(answer) = call.seat.take()
-            {
-                mine = Some(answer);
-            }
             let Some(answer) = mine else {
-                let is_late = call.by.left().is_zero();
-                if !s.is_dead() && !is_late {
+                if !s.is_dead() && !call.by.left().is_zero() {
                     drop(s);
                     reading.wake();
                     continue;
                 }
                 reading.wake();
                 drop(reading);
-                if is_late {
-                    let outcome = self.leave(&mut s, call);
-                    self.stop_reading(&mut s, call);
-                    drop(s);
-                    return Err(self.late(call, outcome));
+                if s.is_dead() {
+                    // It was told, or its command is in the write under way.
+                    s.has_reader = false;
+                    return self.settle(s, call);
                 }
-                // Its command is in the write under way.
-                s.has_reader = false;
-                return self.settle(s, call);
+                let outcome = s.abandon(call.seat, call.by);
+                self.stop_reading(&mut s, call);
+                drop(s);
+                return Err(self.late(call, outcome));
             };
             let next = s.pass_reading();
             drop(s);
@@ -378,15 +372,6 @@ impl<F: Far> Line<F> {
             return Err(unasked());
         }
         Ok(())
-    }
-
-    /// A caller leaves without an answer. Where nothing was said in most of its time nobody else should
-    /// come.
-    fn leave(&self, s: &mut State<F::Answer>, call: &Call<'_, F::Answer>) -> Outcome {
-        if matches!(s.standing, Standing::Open) && call.by.is_mostly_after(s.used_ms) {
-            s.standing = Standing::Closing;
-        }
-        s.abandon(call.seat)
     }
 
     /// The reader has left without an answer.

@@ -166,9 +166,7 @@ impl Publish for &Publisher {
             let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
             return link.publish(message, by);
         }
-        let mut desk = Desk::take();
-        let id = shared.publish(message, &mut desk, by);
-        desk.put_back();
+        let id = Desk::borrow(|desk| shared.publish(message, desk, by));
         id.map(Published::new)
             .inspect_err(|e| shared.plan.counts.failed(e))
     }
@@ -268,7 +266,6 @@ fn never_left(e: &Error) -> bool {
 }
 
 thread_local! {
-    /// Taken for the length of a call.
     static DESK: Cell<Option<Box<Desk>>> = const { Cell::new(None) };
 }
 
@@ -281,18 +278,14 @@ struct Desk {
 }
 
 impl Desk {
-    /// The calling thread's. A call within another has a new one, and so has a thread that is ending.
-    #[expect(
-        clippy::unnecessary_box_returns,
-        reason = "the box itself goes to and fro"
-    )]
-    fn take() -> Box<Self> {
+    /// Takes the thread's desk for one call. A call within another finds none and has a new one, and so
+    /// does a thread that is ending.
+    fn borrow<R>(call: impl FnOnce(&mut Self) -> R) -> R {
         let desk = DESK.try_with(Cell::take);
-        desk.ok().flatten().unwrap_or_default()
-    }
-
-    fn put_back(self: Box<Self>) {
-        let _ = DESK.try_with(|place| place.set(Some(self)));
+        let mut desk = desk.ok().flatten().unwrap_or_default();
+        let result = call(&mut desk);
+        let _ = DESK.try_with(|place| place.set(Some(desk)));
+        result
     }
 }
 

@@ -7,6 +7,7 @@
     unreachable_pub
 )]
 
+mod admin;
 mod basics;
 mod batches;
 mod bounds;
@@ -29,6 +30,7 @@ mod positions;
 mod publishing;
 mod reading;
 mod refusals;
+mod resets;
 mod routing;
 mod shapes;
 mod sharing;

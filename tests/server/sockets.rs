@@ -469,7 +469,8 @@ fn a_server_that_hangs_up_on_the_idle_costs_nothing() {
     let streams = open(&server.url(), "hangup", 1);
     let seen = Seen::default();
     let reads = streams.consumer("hangup").name("c");
-    let consumer = recording(reads.persist_interval(ms(50)), &seen)
+    // longer than the server's patience, or the timer's connection would not be idle
+    let consumer = recording(reads.persist_interval(ms(3000)), &seen)
         .start()
         .unwrap();
     let publisher = streams.publisher("hangup").unwrap();

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::{Error, Outcome, clock};
+use crate::{Error, Outcome, clock, net::Deadline};
 
 use super::seat::{Seat, Word};
 
@@ -98,8 +98,12 @@ impl<A> State<A> {
         Some(next)
     }
 
-    /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
-    pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>) -> Outcome {
+    /// Takes a caller that has waited in vain out of the line: its command, when that has not gone out yet,
+    /// else only its name. Where nothing was said in most of its time nobody else should come.
+    pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>, by: Deadline) -> Outcome {
+        if matches!(self.standing, Standing::Open) && by.is_mostly_after(self.used_ms) {
+            self.standing = Standing::Closing;
+        }
         let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
         let Some(at) = self.tickets.iter().position(is_its) else {
             return Outcome::Unknown;

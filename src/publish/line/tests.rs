@@ -19,8 +19,9 @@ struct Strings {
     /// Every write, whole.
     writes: Vec<Vec<u8>>,
     answers: Vec<u8>,
-    /// Whether a write waits before it takes anything.
+    /// Whether a write waits before it takes anything, except for the first so many.
     is_stuck: bool,
+    passes: usize,
     /// Which write fails, the first being 1, and how much it takes before that.
     breaks: Option<(usize, usize)>,
     is_gone: bool,
@@ -64,7 +65,7 @@ impl Far for Puppet {
         let number = s.writes.len();
         self.pulled.notify_all();
         let by = clock::now() + timeout;
-        while s.is_stuck && !s.is_shut {
+        while s.is_stuck && number > s.passes && !s.is_shut {
             if self.pulled.wait_until(&mut s, by).timed_out() {
                 let late = Error::io("send", io::ErrorKind::TimedOut.into());
                 return Err((0, late.with_outcome(Outcome::Unknown)));
@@ -238,6 +239,47 @@ fn an_answer_in_pieces_is_put_together_by_whoever_reads() {
     assert_eq!(told(&b).unwrap(), "second");
 }
 
+/// A line on which `w` waits for its answer in front of `x`, who reads, and `y`: the old reader left while
+/// `w` was still writing for the others.
+fn reading_behind_another() -> (Arc<Line<Puppet>>, [mpsc::Receiver<Told>; 3]) {
+    let (line, reader) = reading("r");
+    line.far.pull(|s| s.is_stuck = true);
+    let w = call(&line, "w", LONG);
+    line.far.until(|s| s.writes.len() == 2);
+    let [x, y] = ["x", "y"].map(|c| call(&line, c, LONG));
+    line.far.pull(|s| s.passes = 2);
+    assert_written(&line, &["r", "w", "xy"]);
+    line.far.says("+r\r\n");
+    assert_eq!(told(&reader).unwrap(), "r");
+    go_on(&line);
+    let deadline = clock::now() + LONG;
+    let waits = |t: &Ticket<String>| t.seat.as_ref().is_some_and(|s| s.is_parked());
+    while !line.state.lock().tickets.front().is_some_and(waits) {
+        assert!(clock::now() < deadline, "not parked in time");
+        thread::yield_now();
+    }
+    (line, [w, x, y])
+}
+
+#[test]
+fn a_reader_wakes_whom_it_tells_before_it_waits_again() {
+    let (line, [w, x, y]) = reading_behind_another();
+    line.far.says("+w\r\n");
+    assert_eq!(told(&w).unwrap(), "w");
+    line.far.says("+x\r\n+y\r\n");
+    assert_eq!(told(&x).unwrap(), "x");
+    assert_eq!(told(&y).unwrap(), "y");
+}
+
+#[test]
+fn a_reader_that_finds_the_end_wakes_whom_it_has_told_before() {
+    let (line, [w, x, y]) = reading_behind_another();
+    line.far.says("+w\r\n?\r\n");
+    assert_eq!(told(&w).unwrap(), "w");
+    assert_eq!(told(&x).unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(outcome(&y), Outcome::Unknown);
+}
+
 #[test]
 fn a_common_write_that_breaks_tells_apart_who_may_have_been_heard() {
     let (line, a) = writing("a");
@@ -391,6 +433,7 @@ fn what_is_merely_slow_is_kept() {
 fn what_stops_in_mid_word_is_given_up() {
     let line = line();
     let hasty = call(&line, "h", SHORT);
+    pass(60);
     line.far.says("+ha");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(line.is_over());
