@@ -355,8 +355,8 @@ fn a_live_owner_is_left_alone_unless_forced() {
 fn a_forced_reset_wins_against_a_busy_consumer() {
     let server = server();
     for (topic, persist) in [
-        ("busy", Persist::AsyncBatch),
-        ("busy-sync", Persist::SyncMessage),
+        ("hurried", Persist::AsyncBatch),
+        ("hurried-sync", Persist::SyncMessage),
     ] {
         let streams = open(&server.url(), topic, 1);
         let bodies: Vec<String> = (0..50).map(|n| n.to_string()).collect();

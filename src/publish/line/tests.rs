@@ -250,7 +250,7 @@ fn reading_behind_another() -> (Arc<Line<Puppet>>, [mpsc::Receiver<Told>; 3]) {
     line.far.pull(|s| s.passes = 2);
     assert_written(&line, &["r", "w", "xy"]);
     line.far.says("+r\r\n");
-    assert_eq!(told(&reader).unwrap(), "r");
+    assert_eq!(told(&reader).expect("an answer"), "r");
     go_on(&line);
     let deadline = clock::now() + LONG;
     let waits = |t: &Ticket<String>| t.seat.as_ref().is_some_and(|s| s.is_parked());
