@@ -1,6 +1,7 @@
 //! The way in: a server, its settings, and everything that is done with it.
 
 mod advice;
+mod topics;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,10 +24,13 @@ use crate::{
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{
-        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, TraceHook, ensure,
+        self, BufferedPublisher, Partitions, PublishCounts, PublishPlan, PublishStatus, Role,
+        Subject, TraceHook, ensure,
     },
     wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
+
+use topics::{Topics, Watch};
 
 /// A server and what is said about it: makes publishers and consumers.
 ///
@@ -62,7 +66,8 @@ struct Inner {
     keys: Keys,
     instance: InstanceId,
     pod: String,
-    consumers: Mutex<Vec<Weak<Running>>>,
+    consumers: Arc<Consumers>,
+    topics: Topics,
     published: Mutex<BTreeMap<String, Arc<PublishCounts>>>,
     /// One queue for each topic.
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
@@ -70,6 +75,9 @@ struct Inner {
     end: Mutex<End>,
     ended: Condvar,
 }
+
+/// All that were started and may still run.
+type Consumers = Mutex<Vec<Weak<Running>>>;
 
 #[derive(Default)]
 struct End {
@@ -81,6 +89,8 @@ struct End {
 pub(crate) struct Prepared {
     pub(crate) settings: ConsumerSettings,
     pub(crate) seats: Seats,
+    /// How many the topic has.
+    pub(crate) partitions: Arc<Partitions>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
     pub(crate) read_plan: Arc<ReadPlan>,
@@ -128,12 +138,22 @@ impl Streams {
         };
         settings.heed_connect_timeout(target.connect_timeout());
         let lookup = |name: &str| env::var(name).ok();
+        let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
+        let consumers = Arc::<Consumers>::default();
         let inner = Inner {
-            keys: Keys::with_prefix(&settings.key_prefix)?,
+            topics: Topics::new(Watch {
+                target: Arc::clone(&target),
+                keys: keys.clone(),
+                client_name: client_name(&["streams-topics", &pod]),
+                interval: settings.topic_refresh,
+                timeout: settings.connect_timeout,
+                consumers: Arc::clone(&consumers),
+            }),
+            keys,
             instance: InstanceId::from_env(lookup),
-            pod: pod_name(lookup),
+            pod,
             target,
-            consumers: Mutex::default(),
+            consumers,
             published: Mutex::default(),
             buffered: Mutex::default(),
             trace: TraceHook::default(),
@@ -240,14 +260,17 @@ impl Streams {
             keys,
             pod,
             published,
+            topics,
             trace,
             ..
         } = &*self.inner;
+        let of_topic = settings.topic(&topic);
         let counts = Arc::clone(published.lock().entry(topic.clone()).or_default());
         Ok(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
-            settings: settings.topic(&topic),
+            partitions: topics.partitions(&topic, &of_topic),
+            settings: of_topic,
             client_name: client_name(&[role, &topic, pod]),
             topic,
             connect_timeout: self.connect_timeout(),
@@ -452,8 +475,12 @@ impl Streams {
         check_topic(&topic)?;
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
+        let partitions = inner
+            .topics
+            .partitions(&topic, &inner.settings.topic(&topic));
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
         let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        partitions.learn(starts.len() as u32);
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -475,6 +502,7 @@ impl Streams {
                 co_located: inner.settings.topic(&topic).co_locate_partitions,
                 pod: inner.pod.clone(),
             },
+            partitions,
             starts,
             store,
             target: Arc::clone(&inner.target),
@@ -498,8 +526,13 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let by = Deadline::after(timeout);
-        let streams = ensure(c, keys, name, &all.topic(name), Role::Consumer, by)?;
+        let topic = Subject {
+            keys,
+            name,
+            settings: &all.topic(name),
+        };
+        let role = Role::Consumer(consumer);
+        let streams = ensure(c, topic, role, Deadline::after(timeout))?;
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),

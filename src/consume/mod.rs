@@ -17,6 +17,6 @@ pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
 pub(crate) use reader::ReadPlan;
 pub(crate) use resets::Resets;
 pub(crate) use seats::Seats;
-pub(crate) use start::{Places, StartPoint, resolve};
+pub(crate) use start::{Places, StartPoint, resolve, resolve_added};
 pub(crate) use store::{PositionStore, Stored};
 pub(crate) use tail::last_entry;

@@ -399,6 +399,7 @@ impl ConsumerBuilder<HasHandler> {
         let Prepared {
             settings,
             seats,
+            partitions,
             starts,
             store,
             read_plan,
@@ -426,6 +427,7 @@ impl ConsumerBuilder<HasHandler> {
         let running = Arc::new(Running {
             topic: Arc::clone(&seats.topic),
             name: Arc::clone(&seats.consumer),
+            partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
             resets: Arc::clone(&resets),
             lanes: Lanes::new(Outfit {

@@ -104,6 +104,11 @@ impl Lanes {
         Ok((lane, outfit))
     }
 
+    /// What new lanes are given; `None` when the consumer ends.
+    pub(super) fn outfit(&self) -> Option<Arc<Outfit>> {
+        self.0.lock().outfit.clone()
+    }
+
     /// Tells a lane to end and to leave.
     pub(super) fn dismiss(&self, partition: u32) -> Option<Arc<Lane>> {
         let lane = self.get(partition)?;

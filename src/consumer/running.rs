@@ -19,9 +19,10 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
-    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Resets, Rhythm, Stored},
-    net::{Interrupt, STOP},
+    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Resets, Rhythm, Stored, resolve_added},
+    net::{Connection, Interrupt, STOP},
     position::Table,
+    publish::Partitions,
     streams::NameGuard,
 };
 
@@ -42,6 +43,9 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(crate) struct Running {
     pub(super) topic: Arc<str>,
     pub(super) name: Arc<str>,
+    /// How many the topic has.
+    pub(super) partitions: Arc<Partitions>,
+    /// As many as are known here.
     pub(super) table: Arc<Table>,
     pub(super) resets: Arc<Resets>,
     pub(super) lanes: Lanes,
@@ -133,6 +137,36 @@ impl Running {
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
         })
+    }
+
+    /// Reads the partitions that were added to the topic, if any were since it was last asked, from their
+    /// beginning. Blocks for a few round trips.
+    ///
+    /// # Errors
+    ///
+    /// A server that cannot be reached or refuses, or a thread that cannot be started: to be tried again.
+    pub(crate) fn keep_up(
+        self: &Arc<Self>,
+        connection: &mut Connection,
+        timeout: Duration,
+    ) -> Result<()> {
+        let added = self.table.len()..self.partitions.seen();
+        let Some(outfit) = self.lanes.outfit().filter(|_| !added.is_empty()) else {
+            return Ok(());
+        };
+        let starts = if self.flusher.get().is_some() {
+            let store = &outfit.plan.store;
+            resolve_added(connection, store, added.clone(), timeout)?
+        } else {
+            vec![Stored::default(); added.len()]
+        };
+        log::info!(
+            "{self}: the topic has grown; partitions {added:?} are read from their beginning"
+        );
+        // one by one, so that what fails is tried again from there
+        added
+            .zip(starts)
+            .try_for_each(|(p, start)| self.start_lane(p, start))
     }
 
     /// What a lane does last.
