@@ -21,6 +21,9 @@ use super::{
     store::{GROUP, PositionStore},
 };
 
+/// Asks for everything to be stored now.
+pub(crate) const FLUSH: u32 = 1 << 1;
+
 /// Keeps the stored positions of a consumer near those in the table.
 pub(crate) struct Flusher {
     name: String,
@@ -30,6 +33,8 @@ pub(crate) struct Flusher {
     target: Arc<Target>,
     client_name: String,
     interrupt: Arc<Interrupt>,
+    /// Woken whenever everything was stored, or could not be.
+    flushed: Arc<Interrupt>,
     connection: Option<Connection>,
     dirty: Vec<(u32, Snapshot)>,
     /// Of a group, the partitions whose markers are looked for.
@@ -61,13 +66,12 @@ pub(crate) struct Rhythm {
 }
 
 impl Flusher {
-    /// A flusher that takes the positions now in the table as stored already.
     pub(crate) fn new(
         name: String,
         kept: Kept,
         target: Arc<Target>,
         client_name: String,
-        interrupt: Arc<Interrupt>,
+        [interrupt, flushed]: [Arc<Interrupt>; 2],
         timeout: Duration,
     ) -> Self {
         let Kept {
@@ -75,15 +79,13 @@ impl Flusher {
             resets,
             store,
         } = kept;
-        for p in 0..table.len() {
-            table.stored(p, table.load(p).version);
-        }
         Self {
             name,
             store,
             target,
             client_name,
             interrupt,
+            flushed,
             connection: None,
             dirty: Vec::with_capacity(GROUP),
             owned: Vec::with_capacity(GROUP),
@@ -100,34 +102,44 @@ impl Flusher {
 
     /// Gives each partition a turn in every interval, until one of the bits of `until` is set: its position
     /// is stored and its reset marker looked for. The calls are spread over the interval, so that many
-    /// partitions never hold the server up together.
+    /// partitions never hold the server up together. [`FLUSH`] has everything stored in between.
     pub(crate) fn run(&mut self, rhythm: Rhythm, until: u32) {
         // Before there is anything to store, so that the first positions need not wait for it.
         // What keeps it from connecting now is reported when it keeps it from storing.
         self.connection = self.dial().ok();
-        let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
-        let pause = rhythm.interval / groups as u32;
         let mut group = 0;
-        while !self
-            .interrupt
-            .sleep(pause.max(Duration::from_millis(1)), until)
-        {
-            // A server that takes no position is not asked for markers: one line tells of the trouble.
-            if !rhythm.stores || self.flush_group(group) {
-                self.look_for_resets(group);
+        loop {
+            let groups = self.groups().max(1);
+            let pause = (rhythm.interval / groups as u32).max(Duration::from_millis(1));
+            if !self.interrupt.sleep(pause, until | FLUSH) {
+                group %= groups;
+                // A server that takes no position is not asked for markers: one line tells of the trouble.
+                if !rhythm.stores || self.flush_group(group) {
+                    self.look_for_resets(group);
+                }
+                group += 1;
+            } else if self.interrupt.bits() & until != 0 {
+                return;
+            } else {
+                self.flush_all();
             }
-            group = (group + 1) % groups;
         }
+    }
+
+    /// Partitions are written in so many groups; there may be more of them each time.
+    fn groups(&self) -> usize {
+        (self.table.len() as usize).div_ceil(GROUP)
     }
 
     /// Writes everything that is not stored yet. Returns the partitions whose position could not be.
     pub(crate) fn flush_all(&mut self) -> Vec<u32> {
-        let groups = (self.table.len() as usize).div_ceil(GROUP);
-        for group in 0..groups {
+        self.interrupt.clear(FLUSH); // first: who asks from now on may have finished more
+        for group in 0..self.groups() {
             if !self.flush_group(group) {
                 break; // the others would fail the same way, each after its own timeout
             }
         }
+        self.flushed.wake();
         (0..self.table.len())
             .filter(|p| self.unstored(*p).is_some())
             .collect()

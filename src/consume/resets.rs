@@ -6,9 +6,9 @@
 //! flusher leaves the stored position alone: what was finished before the reset is not to overwrite it,
 //! and until it is settled the marker says where to begin.
 
-use std::{mem, sync::Arc};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::{Result, StreamId, net::Interrupt, wire::ResetMarker};
 
@@ -42,8 +42,8 @@ impl Marker {
 }
 
 /// The resets of a consumer, by partition, and which partitions have a lane to take them.
-#[derive(Debug)]
-pub(crate) struct Resets(Box<[Mutex<Slot>]>);
+#[derive(Debug, Default)]
+pub(crate) struct Resets(Mutex<BTreeMap<u32, Slot>>);
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -63,26 +63,23 @@ enum Stage {
 }
 
 impl Resets {
-    pub(crate) fn new(partitions: u32) -> Self {
-        Self((0..partitions).map(|_| Mutex::default()).collect())
-    }
-
     /// A lane's end of its slot, for as long as the lane runs.
     pub(super) fn join(self: &Arc<Self>, partition: u32, interrupt: &Arc<Interrupt>) -> LaneResets {
         // What was left behind was taken again by whoever found out where this lane begins.
-        *self.slot(partition).lock() = Slot {
+        *self.slot(partition) = Slot {
             lane: Some(Arc::clone(interrupt)),
             stage: Stage::None,
         };
         LaneResets {
             resets: Arc::clone(self),
             partition,
+            interrupt: Arc::clone(interrupt),
         }
     }
 
     /// Whether the partition's marker is to be looked for. To be asked before the server is.
     pub(super) fn is_owned(&self, partition: u32) -> bool {
-        let mut slot = self.slot(partition).lock();
+        let mut slot = self.slot(partition);
         if matches!(slot.stage, Stage::Settled(_)) {
             slot.stage = Stage::None;
         }
@@ -92,7 +89,7 @@ impl Resets {
     /// Passes a marker on to the lane, unless it is the one that it knows of already. Returns what it
     /// asks for when it is news.
     pub(super) fn found(&self, partition: u32, value: &[u8]) -> Option<ResetMarker> {
-        let mut slot = self.slot(partition).lock();
+        let mut slot = self.slot(partition);
         let slot = &mut *slot;
         let lane = slot.lane.as_ref()?;
         if slot.stage.marker().is_some_and(|m| *m.value == *value) {
@@ -106,13 +103,13 @@ impl Resets {
     }
 
     /// Whether a reset is under way, so that the stored position is not to be touched.
-    pub(super) fn is_under_way(&self, partition: u32) -> bool {
-        let stage = &self.slot(partition).lock().stage;
+    pub(crate) fn is_under_way(&self, partition: u32) -> bool {
+        let stage = &self.slot(partition).stage;
         matches!(stage, Stage::Found(_) | Stage::Taken(_))
     }
 
-    fn slot(&self, partition: u32) -> &Mutex<Slot> {
-        &self.0[partition as usize]
+    fn slot(&self, partition: u32) -> MappedMutexGuard<'_, Slot> {
+        MutexGuard::map(self.0.lock(), |slots| slots.entry(partition).or_default())
     }
 }
 
@@ -130,12 +127,13 @@ impl Stage {
 pub(super) struct LaneResets {
     resets: Arc<Resets>,
     partition: u32,
+    interrupt: Arc<Interrupt>,
 }
 
 impl LaneResets {
     /// Takes the reset that was found, and lets sockets live again.
     pub(super) fn take(&self) -> Option<Marker> {
-        let mut slot = self.resets.slot(self.partition).lock();
+        let mut slot = self.resets.slot(self.partition);
         if let Some(lane) = &slot.lane {
             lane.clear(RESET);
         }
@@ -153,7 +151,7 @@ impl LaneResets {
 
     /// The reset that was taken and is not settled.
     pub(super) fn taken(&self) -> Option<Marker> {
-        match &self.resets.slot(self.partition).lock().stage {
+        match &self.resets.slot(self.partition).stage {
             Stage::Taken(marker) => Some(marker.clone()),
             _ => None,
         }
@@ -161,7 +159,7 @@ impl LaneResets {
 
     /// Says that the reset that was taken is stored; another may have been found meanwhile.
     pub(super) fn settled(&self) {
-        let mut slot = self.resets.slot(self.partition).lock();
+        let mut slot = self.resets.slot(self.partition);
         slot.stage = match mem::take(&mut slot.stage) {
             Stage::Taken(marker) => Stage::Settled(marker),
             other => other,
@@ -172,7 +170,9 @@ impl LaneResets {
 impl Drop for LaneResets {
     fn drop(&mut self) {
         // The stage stays: what was taken and not settled is not stored by the last flush either.
-        self.resets.slot(self.partition).lock().lane = None;
+        let mut slot = self.resets.slot(self.partition);
+        // The next lane may have joined already.
+        slot.lane.take_if(|l| Arc::ptr_eq(l, &self.interrupt));
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     fn slot() -> (Arc<Resets>, Arc<Interrupt>, LaneResets) {
-        let (resets, interrupt) = (Arc::new(Resets::new(2)), Arc::default());
+        let (resets, interrupt) = (Arc::<Resets>::default(), Arc::default());
         let lane = resets.join(1, &interrupt);
         (resets, interrupt, lane)
     }
@@ -286,8 +286,11 @@ mod tests {
         drop(lane);
         assert!(!resets.is_owned(1) && resets.found(1, b"7-0").is_none());
         assert!(resets.is_under_way(1), "the last flush must not undo it");
-        let _next = resets.join(1, &interrupt);
+        let last = resets.join(1, &interrupt);
         assert!(!resets.is_under_way(1));
+        let _next = resets.join(1, &Arc::default());
+        drop(last);
+        assert!(resets.is_owned(1), "the next one has joined before it left");
     }
 
     #[test]

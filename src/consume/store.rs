@@ -40,6 +40,10 @@ return 1",
     commands: "+eval +evalsha +hget +hset +hdel",
 };
 
+/// The field of the meta hash that says how many partitions of the topic the consumer has known. Those
+/// beyond were added later: nothing of them was passed over, whatever a start point says.
+const KNOWN: &str = "partitions";
+
 /// The position hashes of one consumer.
 #[derive(Clone, Debug)]
 pub(crate) struct PositionStore {
@@ -50,11 +54,19 @@ pub(crate) struct PositionStore {
     text: String,
 }
 
-/// A position as it was stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A position as it was stored. By default the beginning of a stream of which nothing is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) id: StreamId,
     pub(crate) ordinal: Option<u64>,
+}
+
+/// What is stored of a consumer.
+pub(crate) struct OnRecord {
+    /// Of each partition that was asked for.
+    pub(crate) positions: Vec<Option<Stored>>,
+    /// How many partitions of the topic it has known; `None` before it ever began.
+    pub(crate) known: Option<u32>,
 }
 
 impl PositionStore {
@@ -68,6 +80,10 @@ impl PositionStore {
         }
     }
 
+    pub(crate) fn instance(&self) -> InstanceId {
+        self.instance
+    }
+
     pub(crate) fn key(&self) -> &[u8] {
         &self.positions_key
     }
@@ -76,25 +92,27 @@ impl PositionStore {
         &self.meta_key
     }
 
-    /// Reads the stored positions of partitions `0..partitions`. Blocks for one round trip.
+    /// Reads the stored positions of partitions. Blocks for two round trips.
     pub(crate) fn load(
         &self,
         connection: &mut Connection,
-        partitions: u32,
+        partitions: Range<u32>,
         timeout: Duration,
-    ) -> Result<Vec<Option<Stored>>> {
+    ) -> Result<OnRecord> {
         let mut positions = redis::cmd("HMGET");
         positions.arg(&*self.positions_key);
         let mut ordinals = redis::cmd("HMGET");
         ordinals.arg(&*self.meta_key);
-        for p in 0..partitions {
+        let n = partitions.len();
+        for p in partitions {
             positions.arg(p);
             ordinals.arg(format!("{p}:ordinal"));
         }
-        let n = partitions as usize;
+        ordinals.arg(KNOWN);
         let positions = connection.ask_fields(&positions, n, timeout)?;
-        let ordinals = connection.ask_fields(&ordinals, n, timeout)?;
-        Ok(positions
+        let mut ordinals = connection.ask_fields(&ordinals, n + 1, timeout)?;
+        let known = ordinals.pop().flatten();
+        let positions = positions
             .into_iter()
             .zip(ordinals)
             .map(|(value, ordinal)| {
@@ -104,7 +122,23 @@ impl PositionStore {
                 let ordinal = ordinal.filter(|o| o.id == id).map(|o| o.entries);
                 Some(Stored { id, ordinal })
             })
-            .collect())
+            .collect();
+        Ok(OnRecord {
+            positions,
+            known: known.and_then(|n| str::from_utf8(&n).ok()?.parse().ok()),
+        })
+    }
+
+    /// Says that the positions of so many partitions are stored.
+    pub(crate) fn know(
+        &self,
+        connection: &mut Connection,
+        partitions: u32,
+        timeout: Duration,
+    ) -> Result<()> {
+        let mut cmd = redis::cmd("HSET");
+        cmd.arg(&*self.meta_key).arg(KNOWN).arg(partitions);
+        connection.call(&cmd, timeout).map(drop)
     }
 
     /// Renders the command that reads the reset markers of these partitions: a value for each.

@@ -64,6 +64,9 @@ section! {
         /// How long start waits for a server that answers but is not ready, as while it loads its data.
         start_timeout: Duration = Duration::from_mins(1), "StartTimeoutMs",
             millis(1, 86_400_000);
+        /// How often the number of partitions of each topic in use is looked up: so long after a topic was
+        /// enlarged everyone publishes to the new partitions and reads them.
+        topic_refresh: Duration = Duration::from_secs(5), "TopicRefreshMs", millis(10, 3_600_000);
         /// Larger messages are refused before anything is sent.
         max_message_bytes: u32 = 64 << 20, "MaxMessageBytes", Whole("bytes", 1, 512 << 20);
     }

@@ -171,7 +171,7 @@ fn scripted(read: impl Fn(usize) -> Answer + Send + 'static) -> Stub {
     let mut reads = 0;
     Stub::start(move |args, _| match &args[0][..] {
         b"HMGET" if args[1].starts_with(b"re:m:") => Answer::Reply(one_partition()),
-        b"HMGET" => Answer::Reply(Reply::Array(vec![Reply::Nil])),
+        b"HMGET" => Answer::Reply(Reply::Array(vec![Reply::Nil; args.len() - 2])),
         b"EXISTS" | b"HSET" => Answer::Reply(Reply::Int(1)),
         b"XREAD" => {
             reads += 1;

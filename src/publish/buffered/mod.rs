@@ -421,6 +421,7 @@ mod tests {
             timeout: LONG,
             max_message_bytes: 1000,
             counts: Arc::<PublishCounts>::default(),
+            partitions: Arc::default(),
             trace: TraceHook::default(),
         };
         Arc::new(Shared::new(plan, settings))
