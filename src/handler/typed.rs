@@ -50,6 +50,10 @@ use super::{codec::DecodedBy, rooms::Rooms};
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no handler of decoded messages",
+    note = "wrap a closure: `typed::<Order<'static>>(|order, message| Ok(()))`"
+)]
 pub trait TypedHandler: Send {
     /// What bodies are decoded into, borrowing for `'a` from the lane. Its [`Codec`] says what it takes to
     /// be decoded; for JSON it is to implement [`Deserialize`](serde::Deserialize).
@@ -84,6 +88,11 @@ pub trait TypedHandler: Send {
 /// });
 /// # drop(handler);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no type to decode into",
+    note = "say which: `impl Schema for Order<'static> {{ type Of<'a> = Order<'a>; }}`; for a type that \
+            borrows nothing: `impl Schema for Order {{ type Of<'a> = Order; }}`"
+)]
 pub trait Schema {
     /// This type at another lifetime.
     type Of<'a>;

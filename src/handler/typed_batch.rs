@@ -64,6 +64,10 @@ use super::{codec::DecodedBy, rooms::Rooms};
 /// about as with message handlers; and what was read behind it is the next batch. So a handler is never
 /// given a value that is none, and what it says of its batch, with [`Batch::done`] or an error, is about
 /// what it was given alone.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no handler of decoded batches",
+    note = "wrap a closure: `typed_batch::<Order<'static>>(|orders, batch| Ok(()))`"
+)]
 pub trait TypedBatchHandler: Send {
     /// What bodies are decoded into, as for [`TypedHandler`](crate::TypedHandler::Value).
     type Value<'a>: Send;

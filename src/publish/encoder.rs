@@ -17,7 +17,7 @@ use crate::{
 
 use super::{Count, Outgoing, PublishPlan, StreamKeys};
 
-/// Turns messages into commands. It never changes: it is made anew when the topic is looked at anew.
+/// Turns messages into commands. It never changes: it is made anew when the topic has grown.
 #[derive(Debug)]
 pub(super) struct Encoder {
     plan: Arc<PublishPlan>,

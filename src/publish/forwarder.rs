@@ -44,7 +44,8 @@ use super::{
 ///         match shipping.forward(&Source::of(m), &out).or_block()? {
 ///             Forwarding::Forwarded(_) | Forwarding::AlreadyForwarded => Ok(()),
 ///             Forwarding::OutOfOrder { mark } => {
-///                 Err(format!("{} came after {mark}, which was forwarded", m.id()).into())
+///                 // A person is to look at it, rather than that it is stepped over.
+///                 Err(format!("{} came after {mark}, which was forwarded", m.id())).or_stop()
 ///             }
 ///         }
 ///     })
@@ -87,13 +88,13 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The partition a message was read from by an ordered consumer, under the name `<topic>:<partition>`,
-    /// at the message's id. The dedupe id is `<topic>:<partition>:<id>`.
+    /// The partition a message was read from by an ordered consumer, under the name
+    /// `<topic>:<partition>/<consumer>`, at the message's id. The dedupe id is that name, `:` and the id. So
+    /// two consumers that forward one topic, say with different filters, are two sources.
     pub fn of(message: &Message<'_>) -> Source<'static> {
-        Source::in_order(
-            format!("{}:{}", message.topic(), message.partition()),
-            message.id(),
-        )
+        let (topic, partition) = (message.topic(), message.partition());
+        let name = format!("{topic}:{partition}/{}", message.consumer());
+        Source::in_order(name, message.id())
     }
 
     /// A source of your own, which you know to be in order, by a name that nothing else forwarded to the

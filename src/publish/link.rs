@@ -275,7 +275,8 @@ impl Link {
             self.inbox.clear();
             self.connection.insert(c)
         };
-        if let Some(encoder) = &self.encoder {
+        if let Some(encoder) = &mut self.encoder {
+            self.plan.keep_up(encoder);
             return Ok(Arc::clone(encoder));
         }
         // A failure is not remembered: the next call tries again.

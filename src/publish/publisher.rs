@@ -209,7 +209,9 @@ impl Shared {
 
     /// The line to publish over.
     fn line(&self, by: Deadline) -> Result<Arc<Line<Server>>> {
-        let in_use = || self.line.lock().line.clone();
+        // A topic that has grown is published to over a line that knows it.
+        let fits = |line: &Arc<Line<Server>>| !self.plan.has_outgrown(&line.far().encoder);
+        let in_use = || self.line.lock().line.clone().filter(fits);
         if let Some(line) = in_use() {
             return Ok(line);
         }
@@ -224,7 +226,10 @@ impl Shared {
         let mut connection = kept.map_or_else(|| self.plan.dial(by), Ok)?;
         let known = self.line.lock().encoder.clone();
         let encoder = match known {
-            Some(encoder) => encoder,
+            Some(mut encoder) => {
+                self.plan.keep_up(&mut encoder);
+                encoder
+            }
             None => match self.plan.ensure(&mut connection, by) {
                 Ok(encoder) => encoder,
                 // It is not remembered: the next call tries again.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use streamlane::{
-    Idempotency, Publisher, Result, Settings, Streams,
+    Idempotency, Publisher, Result, Settings, Sight, Streams,
     testing::{Aof, Kind, Line, PrivateServer, Recorder, Rules, eventually},
 };
 
@@ -141,9 +141,9 @@ impl Worker {
 
     /// Again, should it be lost in between.
     fn claim(&self, n: u64) -> Result<()> {
-        if let Some(claim) = self.ids[1].claim(n.to_string(), CLAIM)? {
+        if let Sight::Mine(claim) = self.ids[1].claim(n.to_string(), CLAIM)? {
             self.work(1, n)?;
-            claim.complete(DONE)?;
+            let _in_time = claim.complete(DONE)?;
             self.note(1, Kind::Published, n);
         }
         Ok(())

@@ -161,7 +161,7 @@ impl Way {
                     let enqueue =
                         |body| publisher.enqueue_tracked(&Outgoing::new("T", body).key(KEY));
                     let receipts: Vec<_> = bodies.iter().map(enqueue).collect();
-                    let wait = |r: Result<Receipt>| r?.wait(PATIENCE).map(now);
+                    let wait = |r: Result<Receipt>| r?.wait(PATIENCE).expect("settled").map(now);
                     receipts.into_iter().map(wait).collect()
                 })
             }

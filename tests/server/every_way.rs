@@ -90,7 +90,7 @@ pub fn every_way(streams: &Streams, topic: &str) -> Vec<(&'static str, Send)> {
             "buffered",
             Box::new(move |m| {
                 let mut receipt = buffered.enqueue_tracked(&m.outgoing())?;
-                receipt.wait(PATIENCE)
+                receipt.wait(PATIENCE).expect("settled")
             }),
         ),
         (

@@ -7,6 +7,7 @@
     unreachable_pub
 )]
 
+mod admin;
 mod basics;
 mod batches;
 mod bounds;
@@ -18,6 +19,7 @@ mod contract;
 mod entry_ids;
 mod every_way;
 mod forwarder;
+mod growth;
 mod idempotency;
 mod json_publishing;
 mod lifecycle;
@@ -29,6 +31,7 @@ mod positions;
 mod publishing;
 mod reading;
 mod refusals;
+mod resets;
 mod routing;
 mod shapes;
 mod sharing;

@@ -380,7 +380,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let (_, left) = self.close(self.shared.settings.shutdown_timeout);
         if !left.is_empty() {
-            log::warn!(
+            log::error!(
                 "buffered publisher of {}: abandoned {} message(s) that were not stored by the time it was \
                  dropped",
                 self.shared.plan.topic,
@@ -421,6 +421,7 @@ mod tests {
             timeout: LONG,
             max_message_bytes: 1000,
             counts: Arc::<PublishCounts>::default(),
+            partitions: Arc::default(),
             trace: TraceHook::default(),
         };
         Arc::new(Shared::new(plan, settings))
@@ -453,7 +454,7 @@ mod tests {
             assert_eq!((flushed.unknown, flushed.returned), (2, 3), "{flushed:?}");
         });
         for (i, receipt) in tracked.iter_mut().enumerate() {
-            let e = receipt.wait(LONG).unwrap_err();
+            let e = receipt.wait(LONG).expect("settled").unwrap_err();
             let outcome = [Outcome::NotApplied, Outcome::Unknown][usize::from(i < 2)];
             assert_eq!((e.kind(), e.outcome()), (ErrorKind::Stopped, outcome));
         }

@@ -173,7 +173,7 @@ impl Shared {
         self.plan.counts.add(Count::Dropped, 1);
         let permit = self.drops.lock().permit();
         if let Some(n) = permit {
-            log::warn!(
+            log::error!(
                 "buffered publisher of {}: the queue is full, {} messages; dropping the oldest{}",
                 self.plan.topic,
                 self.settings.max_queue,
