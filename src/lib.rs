@@ -42,6 +42,7 @@
 //! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
+//! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it.
 //!
 //! # The error contract
 //!
