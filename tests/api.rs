@@ -54,6 +54,7 @@ fn types_cross_threads() {
     owned::<PartitionStatus>();
     owned::<Health>();
     owned::<Snapshot>();
+    owned::<Gap>();
     owned::<Headers<'static>>();
     owned::<HeaderIter<'static>>();
     owned::<Fields<'static>>();
@@ -89,6 +90,7 @@ fn types_cross_threads() {
     small::<Outcome>();
     small::<ServerClass>();
     small::<LaneState>();
+    small::<GapCause>();
 }
 
 /// A batch counts what is done without a lock, so two threads must not share one.

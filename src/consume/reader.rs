@@ -180,6 +180,12 @@ impl Reader {
         self.asked = None;
     }
 
+    /// Goes on after `id`. Nothing may be outstanding.
+    pub(crate) fn move_to(&mut self, id: StreamId) {
+        debug_assert!(self.asked.is_none());
+        self.cursor = id;
+    }
+
     /// Asks for what comes after the cursor. Commands in `before` travel in the same write, and their
     /// replies come first. A `brief` request is answered within a second even if there is nothing: for
     /// when it is not known yet whether the server lets itself be read.

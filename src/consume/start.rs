@@ -9,8 +9,8 @@ use crate::{
 };
 
 use super::{
-    store::{PositionStore, Stored},
-    tail::last_id,
+    extent::Extent,
+    store::{Loaded, PositionStore, Stored},
 };
 
 /// The field of the meta hash that says which start point has been applied, so that a restart goes on
@@ -78,11 +78,15 @@ pub(crate) fn resolve(
         None => false,
     };
     let mut changed = Vec::new();
+    let mut gone = Vec::new();
     let mut starts = Vec::with_capacity(stored.len());
     for (p, (stored, key)) in stored.into_iter().zip(places.streams).enumerate() {
         let start = match stored {
-            Some(s) if !reset => s,
+            Loaded::At(s) if !reset => s,
             _ => {
+                if stored == Loaded::Gone && !reset {
+                    gone.push(p);
+                }
                 let from = if label.is_some() {
                     point.from
                 } else {
@@ -94,6 +98,18 @@ pub(crate) fn resolve(
             }
         };
         starts.push(start);
+    }
+    if !gone.is_empty() {
+        log::error!(
+            "{}: the stored positions of partitions {gone:?} are gone, though they were stored once; they \
+             begin where a new consumer does ({:?}), and what was handled may be handled again, or missed",
+            String::from_utf8_lossy(store.key()),
+            if label.is_some() {
+                point.from
+            } else {
+                point.when_missing
+            },
+        );
     }
     keep(
         connection,
@@ -146,12 +162,15 @@ fn fresh(
     Ok(match from {
         StartFrom::Beginning => Stored {
             id: StreamId::MIN,
-            ordinal: Some(0),
+            ordinal: gone_before(connection, key, places.timeout)?,
         },
-        StartFrom::Now => Stored {
-            id: last_id(connection, key, places.timeout)?,
-            ordinal: None,
-        },
+        StartFrom::Now => {
+            let now = Extent::of(connection, key, places.timeout)?;
+            Stored {
+                id: now.last,
+                ordinal: Some(now.added),
+            }
+        }
         StartFrom::Date => Stored {
             id: StreamId::starting_at(point.moment()?).before(),
             ordinal: None,
@@ -163,6 +182,23 @@ fn fresh(
             ));
         }
     })
+}
+
+/// How many entries were there once that a consumer which begins with the oldest does not miss, so that
+/// all that come from now on count. Where there are entries now, the lane will see: an answer about them
+/// may be larger than what the server lets through, and that is no reason not to start.
+fn gone_before(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Option<u64>> {
+    let mut cmd = redis::cmd("XLEN");
+    cmd.arg(key);
+    let gone = connection.ask(&cmd, timeout).and_then(|length: u64| {
+        let empty = (length == 0).then(|| Extent::of(connection, key, timeout));
+        Ok(empty.transpose()?.map(|now| now.removed))
+    });
+    match gone {
+        // What may not be asked can be read all the same.
+        Err(e) if e.keeps_connection() && !e.is_retryable() => Ok(None),
+        gone => gone,
+    }
 }
 
 /// Stores the starts that `changed` and, under `label`, that the start point was applied.

@@ -295,6 +295,27 @@ impl Connection {
         Ok(answers)
     }
 
+    /// Sends commands that were rendered elsewhere and hands each of their `n` answers to `take` as it
+    /// came, an error's included, `timeout` in total. Allocates nothing in steady state.
+    ///
+    /// A failure breaks the connection. It is `Unknown` as soon as any byte went out.
+    pub(crate) fn ask_raw(
+        &mut self,
+        commands: &[u8],
+        n: usize,
+        timeout: Duration,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.check_idle()?;
+        let deadline = super::after(timeout);
+        self.send(commands, timeout)?;
+        for i in 0..n {
+            let place = self.receive(deadline, timeout)?;
+            take(i, &self.replies[place]);
+        }
+        self.nothing_left()
+    }
+
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
         self.check_idle()?;
         let sent = self.socket.send_all(&self.out, timeout);

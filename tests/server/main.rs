@@ -15,6 +15,7 @@ mod configured;
 mod content;
 mod contract;
 mod forwarder;
+mod gaps;
 mod idempotency;
 mod json_publishing;
 mod lifecycle;
