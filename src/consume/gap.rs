@@ -105,6 +105,8 @@ pub(super) struct Past {
     pub(super) seen: Option<Extent>,
     /// Whether the place was come to by reading this stream, and is not merely written down somewhere.
     pub(super) read_here: bool,
+    /// Whether the stored position is gone from the server as well.
+    pub(super) forgotten: bool,
 }
 
 /// What a look at the stream says about a place in it.
@@ -147,7 +149,7 @@ pub(super) fn judge(place: Place, now: &Extent, past: &Past) -> Verdict {
     let ours_is_there = now.removed > 0 || ordinal.is_none_or(|n| n == 0);
     let one_life = match now.first {
         Some(first) if id < first && !ours_is_there => false,
-        _ => then.is_none_or(|then| now.may_come_of(&then)),
+        _ => !past.forgotten && then.is_none_or(|then| now.may_come_of(&then)),
     };
     // The counters of a stream never go back by themselves.
     let went_back = if now.added > 0 && one_life {
@@ -243,12 +245,14 @@ mod tests {
     const STORED: Past = Past {
         seen: None,
         read_here: false,
+        forgotten: false,
     };
 
     fn read(seen: Extent) -> Past {
         Past {
             seen: Some(seen),
             read_here: true,
+            forgotten: false,
         }
     }
 
@@ -362,8 +366,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_before_the_place_is_the_same_cut_short_or_another() {
-        use GapCause::{Recreated, TailLost};
+    fn a_stream_that_lost_its_end_is_read_on_from_what_is_left() {
+        use GapCause::TailLost;
         let hundred = extent(1, 100, 100, 100);
         judged(&[
             // the end of the stream was lost
@@ -406,7 +410,14 @@ mod tests {
                 read(hundred),
                 gap(TailLost, None, None, place(101, 91)),
             ),
-            // the stream is another
+        ]);
+    }
+
+    #[test]
+    fn another_stream_is_read_from_its_beginning_if_ours_was_there_once() {
+        use GapCause::Recreated;
+        let hundred = extent(1, 100, 100, 100);
+        judged(&[
             (
                 place(100, 100),
                 Extent::default(),
@@ -424,9 +435,30 @@ mod tests {
                 extent(5, 7, 3, 3),
                 Past {
                     seen: Some(hundred),
-                    read_here: false,
+                    ..STORED
                 },
                 gap(Recreated, None, 5, place(0, 0)),
+            ),
+            (
+                place(100, 100),
+                extent(81, 90, 90, 10),
+                Past {
+                    forgotten: true,
+                    ..read(extent(91, 100, 100, 10))
+                },
+                gap(Recreated, None, 81, place(0, 80)),
+            ),
+            (
+                place(100, 100),
+                extent(1, 90, 100, 100),
+                read(extent(1, 50, 50, 50)),
+                gap(Recreated, None, 1, place(0, 0)),
+            ),
+            (
+                place(100, 100),
+                extent(200, 209, 10, 10),
+                STORED,
+                gap(Recreated, None, 200, place(100, 0)),
             ),
             (
                 place(100, 100),
@@ -446,7 +478,7 @@ mod tests {
                 read(hundred),
                 gap(Recreated, None, None, place(209, 10)),
             ),
-            // it fits neither
+            // where nothing is known that would say so, a person has to
             (
                 place(100, None),
                 extent(1, 90, 90, 90),
@@ -560,6 +592,7 @@ mod tests {
             let past = Past {
                 seen: self.seen,
                 read_here: true,
+                forgotten: false,
             };
             if let Some(seen) = self.seen {
                 assert!(now.may_come_of(&seen), "{now:?} {seen:?}");

@@ -3,12 +3,13 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     time::Duration,
 };
 
 use crate::{
     Persist, PositionAhead, Result, StreamId, clock,
-    error::{Error, ErrorKind, ServerClass},
+    error::{Error, ErrorKind, Outcome, ServerClass},
     net::resp::{self, Cursor, Head},
     quiet::{HeldBack, Quiet},
 };
@@ -26,11 +27,14 @@ const LOOK_EVERY_MS: u64 = 2000;
 const SHARE: u64 = 100;
 /// What a stream is like is written down with one look in so many.
 const NOTE_EVERY: u32 = 16;
+/// So many looks in a row that broke the connection are no accident: the next connection is read from
+/// before it is asked again.
+const ENOUGH: u32 = 2;
 /// How often the time between looks is doubled while they break the connection.
 const DOUBLINGS: u32 = 7;
 
 /// What a user wants done about a gap.
-pub(crate) type GapHook = std::sync::Arc<dyn Fn(&Gap) + Send + Sync>;
+pub(crate) type GapHook = Arc<dyn Fn(&Gap) + Send + Sync>;
 
 /// What a lane's position is worth.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -81,7 +85,7 @@ struct Answers {
 impl Watch {
     /// A connection was made: it may lead to another server than the one before.
     pub(super) fn reconnected(&mut self) {
-        if self.broke == 0 {
+        if self.broke < ENOUGH {
             self.due_ms = 0;
             self.unnoted = 0;
         }
@@ -132,7 +136,10 @@ impl Lane {
                 let wait = LOOK_EVERY_MS << self.watch.broke.min(DOUBLINGS);
                 self.watch.broke += 1;
                 self.watch.due_ms = clock::coarse_ms() + wait;
-                return Err(e.during("look at the stream").on_key(self.reader.key()));
+                return Err(e
+                    .during("look at the stream")
+                    .with_outcome(Outcome::NotApplied)
+                    .on_key(self.reader.key()));
             }
         };
         self.watch.broke = 0;
@@ -142,7 +149,7 @@ impl Lane {
             Ok(now) => {
                 self.watch.blind = false;
                 self.watch.seen = self.watch.seen.or(answers.noted);
-                self.heed(&now)?;
+                self.heed(&now, answers.is_stored)?;
                 self.note(&now);
             }
             Err(e) if e.is_retryable() && e.kind() == ErrorKind::Server => {
@@ -205,7 +212,8 @@ impl Lane {
         Ok(answers)
     }
 
-    fn heed(&mut self, now: &Extent) -> Result<()> {
+    /// Draws the conclusions.
+    fn heed(&mut self, now: &Extent, is_stored: Option<bool>) -> Result<()> {
         let place = Place {
             id: self.reader.cursor(),
             ordinal: self.base,
@@ -213,6 +221,7 @@ impl Lane {
         let past = Past {
             seen: self.watch.seen,
             read_here: self.watch.footing == Footing::Firm,
+            forgotten: is_stored == Some(false),
         };
         match judge(place, now, &past) {
             Verdict::Fine(ordinal) => {

@@ -344,7 +344,8 @@ impl<H> ConsumerBuilder<H> {
 
     /// Called for each [`Gap`], on the lane that found it and before it reads on: to raise an alarm, or to
     /// fetch what is missing from elsewhere. Gaps are looked for at start, at every new connection and
-    /// every two seconds between reads. Each is told once, but once more by a consumer that is started
+    /// every two seconds between reads; see [`GapCause`](crate::GapCause) for which
+    /// of them call for an alarm. Each is told once, but once more by a consumer that is started
     /// again before it has handled anything behind it.
     ///
     /// ```no_run

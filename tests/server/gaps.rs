@@ -14,7 +14,7 @@ use streamlane::{
     *,
 };
 
-use crate::support::*;
+use crate::{positions::Monitor, support::*};
 
 const SOON: Duration = Duration::from_millis(20);
 /// A far future that no clock of a test reaches.
@@ -239,11 +239,13 @@ fn what_is_trimmed_under_a_slow_consumer_is_reported_while_it_runs() {
         hold.store(false, SeqCst);
         let had = 60 - 10 - 4 * (1 + u64::from(ahead));
         let told = gaps.wait_for(1);
-        let lost: u64 = told.iter().filter_map(|g| g.lost).sum();
-        assert_eq!(lost, had, "{told:?}");
+        assert_eq!(told[0].lost, Some(had), "{told:?}");
+        assert!(told[0].first.is_some(), "before it was passed: {told:?}");
+        let lost = had;
         seen.wait_for((60 - lost) as usize);
         assert_eq!(seen.all()[(50 - lost) as usize..], bodies[50..]);
         consumer.drain(PATIENCE).unwrap();
+        assert_eq!(gaps.len(), 1);
     }
 }
 
@@ -305,6 +307,52 @@ fn a_stream_that_was_created_anew_while_nobody_looked_is_read_from_its_beginning
     }
 }
 
+#[test]
+fn a_consumer_that_never_read_anything_misses_what_came_after_its_start() {
+    let server = server();
+    let streams = open(&server.url(), "never", 1);
+    publish_to(&streams, "never", 0, &["of old"]);
+    server
+        .command(&["XTRIM", &stream("never"), "MAXLEN", "0"])
+        .unwrap();
+    let consumer = recording(streams.consumer("never").name("c"), &Seen::default());
+    consumer.start().unwrap().stop();
+    publish_to(&streams, "never", 0, &["lost", "lost", "kept"]);
+    server
+        .command(&["XTRIM", &stream("never"), "MAXLEN", "1"])
+        .unwrap();
+    let watched = Watched::start(streams.consumer("never"));
+    assert_eq!(watched.seen.wait_for(1), ["kept"]);
+    let gap = watched.expect_gap();
+    assert_eq!((gap.position, gap.lost), (StreamId::MIN, Some(2)), "{gap}");
+}
+
+#[test]
+fn a_stream_is_looked_at_before_the_first_read_of_every_connection() {
+    let server = server();
+    let streams = open(&server.url(), "before", 1);
+    let watched = Watched::start(streams.consumer("before"));
+    running(&watched.consumer);
+    for connects in 2..6 {
+        let monitor = Monitor::of(&server);
+        for id in connections(&server, "streams-rd") {
+            let kill = ["CLIENT", "KILL", "ID", &id.to_string()];
+            server.command(&kill).unwrap();
+        }
+        expect("another connection", || {
+            watched.status().connects == connects
+        });
+        // so that there is a read after it
+        publish_to(&streams, "before", 0, &["x"]);
+        watched.seen.wait_for(connects as usize - 1);
+        let commands = monitor.commands(&server, &[]);
+        let mut words = commands.iter().map(|c| c[0].to_uppercase());
+        let greeted = words.any(|w| w == "HELLO");
+        let first = words.find(|w| w == "XINFO" || w == "XREAD");
+        assert_eq!((greeted, first.as_deref()), (true, Some("XINFO")));
+    }
+}
+
 /// The stream as it was at some moment, counters and all.
 struct Backup(Vec<u8>);
 
@@ -348,6 +396,9 @@ fn a_stream_that_lost_its_tail_delivers_nothing_twice() {
         };
         let before = watched.seen.len();
         let gap = watched.expect_gap();
+        expect("where it goes on to be stored", || {
+            stored(&server, topic, "c", 0) == Some(gap.resumes)
+        });
         assert_eq!(
             (gap.cause, gap.position, gap.resumes),
             (GapCause::TailLost, gone[2], kept[9]),
