@@ -131,8 +131,8 @@
 //! | pass messages on into another topic, each once | [`Forwarder`] | one round trip and a marker | forward it again |
 //!
 //! [`publish_json`](Publisher::publish_json) writes a serde value, under a type that is its own
-//! ([`MessageType`]) or given ([`As`]). A handler that must not do its work twice asks
-//! [`Streams::idempotency`] first. [`Streams::published`] counts what became of every message.
+//! ([`MessageType`]) or given ([`As`]). A handler that must not do its work twice
+//! [claims](Idempotency::claim) it first. [`Streams::published`] counts what became of every message.
 //!
 //! # When Redis is away
 //!
@@ -158,6 +158,7 @@
 //! One instance consumes a whole topic under one consumer name; leases between instances, work queues
 //! with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
 
+mod admin;
 mod backoff;
 mod batch;
 mod clock;
@@ -182,6 +183,7 @@ mod sync;
 pub mod testing;
 mod wire;
 
+pub use admin::{Admin, PartitionPreview, Reset, ResetDirection, ResetPreview, ResetTo};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
@@ -194,10 +196,10 @@ pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
 pub use position::Snapshot;
 pub use publish::{
-    Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Condition,
-    DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency, MessageType,
-    Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt, Reply, Source,
-    StateEvent, StateStore, Transaction, Undelivered,
+    Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Completion,
+    Condition, DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency,
+    MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt,
+    Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

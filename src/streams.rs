@@ -1,6 +1,7 @@
 //! The way in: a server, its settings, and everything that is done with it.
 
 mod advice;
+mod topics;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,21 +13,24 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox,
-    PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore, Traceparent,
+    Admin, ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency,
+    Outbox, PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore,
+    Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
     clock,
-    consume::{Places, PositionStore, ReadPlan, StartPoint, Stored, resolve},
+    consume::{Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, resolve},
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
     publish::{
-        self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, Role, StreamKeys,
-        TraceHook, ensure,
+        self, BufferedPublisher, Partitions, PublishCounts, PublishPlan, PublishStatus, Role,
+        Subject, TraceHook, ensure,
     },
     wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
 };
+
+use topics::{Topics, Watch};
 
 /// A server and what is said about it: makes publishers and consumers.
 ///
@@ -62,7 +66,8 @@ struct Inner {
     keys: Keys,
     instance: InstanceId,
     pod: String,
-    consumers: Mutex<Vec<Weak<Running>>>,
+    consumers: Arc<Consumers>,
+    topics: Topics,
     published: Mutex<BTreeMap<String, Arc<PublishCounts>>>,
     /// One queue for each topic.
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
@@ -70,6 +75,9 @@ struct Inner {
     end: Mutex<End>,
     ended: Condvar,
 }
+
+/// All that were started and may still run.
+type Consumers = Mutex<Vec<Weak<Running>>>;
 
 #[derive(Default)]
 struct End {
@@ -80,9 +88,9 @@ struct End {
 /// What a consumer needs to start.
 pub(crate) struct Prepared {
     pub(crate) settings: ConsumerSettings,
-    pub(crate) topic: Arc<str>,
-    pub(crate) consumer: Arc<str>,
-    pub(crate) streams: StreamKeys,
+    pub(crate) seats: Seats,
+    /// How many the topic has.
+    pub(crate) partitions: Arc<Partitions>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
     pub(crate) read_plan: Arc<ReadPlan>,
@@ -91,14 +99,6 @@ pub(crate) struct Prepared {
     pub(crate) flusher_name: String,
     pub(crate) flush_timeout: Duration,
     pub(crate) name_guard: NameGuard,
-    pod: String,
-}
-
-impl Prepared {
-    /// What a lane's connection is called in CLIENT LIST.
-    pub(crate) fn client_name(&self, lane: &str) -> String {
-        client_name(&["streams-rd", &self.topic, &self.consumer, lane, &self.pod])
-    }
 }
 
 /// The pause between two tries of a start.
@@ -138,12 +138,22 @@ impl Streams {
         };
         settings.heed_connect_timeout(target.connect_timeout());
         let lookup = |name: &str| env::var(name).ok();
+        let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
+        let consumers = Arc::<Consumers>::default();
         let inner = Inner {
-            keys: Keys::with_prefix(&settings.key_prefix)?,
+            topics: Topics::new(Watch {
+                target: Arc::clone(&target),
+                keys: keys.clone(),
+                client_name: client_name(&["streams-topics", &pod]),
+                interval: settings.topic_refresh,
+                timeout: settings.connect_timeout,
+                consumers: Arc::clone(&consumers),
+            }),
+            keys,
             instance: InstanceId::from_env(lookup),
-            pod: pod_name(lookup),
+            pod,
             target,
-            consumers: Mutex::default(),
+            consumers,
             published: Mutex::default(),
             buffered: Mutex::default(),
             trace: TraceHook::default(),
@@ -250,21 +260,23 @@ impl Streams {
             keys,
             pod,
             published,
+            topics,
             trace,
             ..
         } = &*self.inner;
+        let of_topic = settings.topic(&topic);
         let counts = Arc::clone(published.lock().entry(topic.clone()).or_default());
         Ok(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
-            settings: settings.topic(&topic),
+            partitions: topics.partitions(&topic, &of_topic),
+            settings: of_topic,
             client_name: client_name(&[role, &topic, pod]),
             topic,
             connect_timeout: self.connect_timeout(),
             timeout: settings.publish_timeout,
             max_message_bytes: settings.max_message_bytes as usize,
             counts,
-            round_robin: Arc::default(),
             trace: trace.clone(),
         })
     }
@@ -298,6 +310,17 @@ impl Streams {
         ))
     }
 
+    /// For operators: to look at consumers, which may run anywhere, and to move them.
+    pub fn admin(&self) -> Admin {
+        let inner = &*self.inner;
+        Admin::new(
+            Arc::clone(&inner.target),
+            inner.keys.clone(),
+            inner.settings.clone(),
+            client_name(&["streams-admin", &inner.pod]),
+        )
+    }
+
     /// What became of the messages published here, topic by topic.
     pub fn published(&self) -> Vec<PublishStatus> {
         let published = self.inner.published.lock();
@@ -306,7 +329,8 @@ impl Streams {
 
     /// Says how to find out in which trace the calling thread is: `current` is asked for every message
     /// published here that has no [`traceparent`](crate::Outgoing::traceparent) of its own, on the
-    /// thread that publishes it. It should be quick.
+    /// thread that publishes it. It should be quick. It may publish a small message that has a
+    /// `traceparent`; what takes turns with others (batches, dedupe ids) could wait for itself here.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), streamlane::Error> {
@@ -452,9 +476,12 @@ impl Streams {
         check_topic(&topic)?;
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
+        let partitions = inner
+            .topics
+            .partitions(&topic, &inner.settings.topic(&topic));
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
-        let (streams, starts) =
-            self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
+        partitions.learn(starts.len() as u32);
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -468,16 +495,20 @@ impl Streams {
         Ok(Prepared {
             pool: ArenaPool::new(read_plan.arena_bytes()),
             read_plan: Arc::new(read_plan),
-            topic: Arc::from(&*topic),
             flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
-            consumer: consumer.into(),
-            streams,
+            seats: Seats {
+                topic: Arc::from(&*topic),
+                consumer: consumer.into(),
+                keys: inner.keys.clone(),
+                co_located: inner.settings.topic(&topic).co_locate_partitions,
+                pod: inner.pod.clone(),
+            },
+            partitions,
             starts,
             store,
             target: Arc::clone(&inner.target),
             flush_timeout: self.connect_timeout().min(settings.shutdown_timeout),
             name_guard,
-            pod: inner.pod.clone(),
             settings,
         })
     }
@@ -488,7 +519,7 @@ impl Streams {
         settings: &ConsumerSettings,
         consumer: &str,
         store: &mut PositionStore,
-    ) -> Result<(StreamKeys, Vec<Stored>)> {
+    ) -> Result<Vec<Stored>> {
         let Inner {
             keys,
             instance,
@@ -496,8 +527,13 @@ impl Streams {
             ..
         } = &*self.inner;
         let (name, timeout) = (&settings.topic, self.connect_timeout());
-        let by = Deadline::after(timeout);
-        let streams = ensure(c, keys, name, &all.topic(name), Role::Consumer, by)?;
+        let topic = Subject {
+            keys,
+            name,
+            settings: &all.topic(name),
+        };
+        let role = Role::Consumer(consumer);
+        let streams = ensure(c, topic, role, Deadline::after(timeout))?;
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),
@@ -510,8 +546,7 @@ impl Streams {
             date: settings.start_from_date,
         };
         let persisted = settings.persist != Persist::None;
-        let starts = resolve(c, &places, point, persisted.then_some(store))?;
-        Ok((streams, starts))
+        resolve(c, &places, point, persisted.then_some(store))
     }
 
     /// Tries again while the server is there but says that it will be ready later.

@@ -4,13 +4,16 @@
 #[cfg(not(loom))]
 pub(crate) use {
     parking_lot::{Condvar, Mutex, MutexGuard},
-    std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    std::sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
+    },
 };
 
 #[cfg(loom)]
 pub(crate) use {
     loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
-    modelled::{Condvar, Mutex, MutexGuard},
+    modelled::{Condvar, Mutex, MutexGuard, OnceLock},
 };
 
 /// To be called in a loop that waits for another thread's few instructions.
@@ -21,24 +24,28 @@ pub(crate) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Lets other threads that could run on this core do so first.
+/// Lets other threads that could run on this core do so first. In models they may or may not, as always:
+/// loom's own yielding would have it that they do.
 pub(crate) fn pause() {
-    #[cfg(loom)]
-    loom::thread::yield_now();
     #[cfg(not(loom))]
     std::thread::yield_now();
 }
 
-/// loom's lock and condition in the shape of parking_lot's. No wait ever times out: a thread that
-/// relied on that shows as a deadlock.
+/// loom's lock and condition in the shape of parking_lot's, and the standard library's cell that is
+/// written once, in which loom sees who wrote it. No wait ever times out: a thread that relied on that
+/// shows as a deadlock.
 #[cfg(loom)]
 mod modelled {
     use std::{
         ops::{Deref, DerefMut},
+        sync::OnceLock as Cell,
         time::Instant,
     };
 
-    use loom::sync;
+    use loom::sync::{
+        self,
+        atomic::{AtomicBool, Ordering},
+    };
 
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(sync::Mutex<T>);
@@ -51,6 +58,35 @@ mod modelled {
     pub(crate) struct Condvar(sync::Condvar);
 
     pub(crate) struct InTime;
+
+    #[derive(Debug)]
+    pub(crate) struct OnceLock<T> {
+        cell: Cell<T>,
+        is_written: AtomicBool,
+        writing: Mutex<()>,
+    }
+
+    impl<T> OnceLock<T> {
+        pub(crate) fn new() -> Self {
+            Self {
+                cell: Cell::new(),
+                is_written: AtomicBool::new(false),
+                writing: Mutex::new(()),
+            }
+        }
+
+        pub(crate) fn get(&self) -> Option<&T> {
+            let written = self.is_written.load(Ordering::Acquire);
+            self.cell.get().filter(|_| written)
+        }
+
+        pub(crate) fn get_or_init(&self, f: impl FnOnce() -> T) -> &T {
+            let _writing = self.writing.lock();
+            let value = self.cell.get_or_init(f);
+            self.is_written.store(true, Ordering::Release);
+            value
+        }
+    }
 
     impl<T> Mutex<T> {
         pub(crate) fn new(value: T) -> Self {

@@ -55,6 +55,11 @@ fn types_cross_threads() {
     owned::<Health>();
     owned::<Snapshot>();
     owned::<Gap>();
+    owned::<Admin>();
+    owned::<Reset>();
+    owned::<ResetTo>();
+    owned::<ResetPreview>();
+    owned::<PartitionPreview>();
     owned::<Headers<'static>>();
     owned::<HeaderIter<'static>>();
     owned::<Fields<'static>>();
@@ -165,13 +170,22 @@ fn errors_are_errors() {
     shown::<Error>();
     shown::<Failure>();
     shown::<StreamId>();
+    shown::<ResetPreview>();
     shown::<Text<'static>>();
     let no_id = "no id".parse::<StreamId>().or_block();
     assert_eq!(no_id.unwrap_err().action(), Some(Action::Block));
 }
 
 /// These are complete by their meaning, and matching all of one is what they are for.
-const CLOSED: [&str; 5] = ["Append", "Commit", "Forwarding", "Outcome", "Status"];
+const CLOSED: [&str; 7] = [
+    "Append",
+    "Commit",
+    "Completion",
+    "Forwarding",
+    "Outcome",
+    "Sight",
+    "Status",
+];
 
 /// All other enums that users match on may grow without breaking them.
 #[test]

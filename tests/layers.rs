@@ -22,7 +22,7 @@ const LAYERS: [&[&str]; 11] = [
     &["policy"],
     &["publish"],
     &["consume"],
-    &["observe"],
+    &["observe", "admin"],
     &["fuzzing", "testing"],
     &["streams", "consumer"],
 ];

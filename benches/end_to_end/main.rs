@@ -22,7 +22,7 @@ mod sharing;
 
 use std::{error::Error, io, process::ExitCode};
 
-use streamlane::{Settings, Streams, TopicSettings, testing::PrivateServer};
+use streamlane::{ProducerSettings, Settings, Streams, TopicSettings, testing::PrivateServer};
 
 use self::{machine::Placement, options::Options};
 
@@ -63,7 +63,9 @@ impl Bench {
         let settings = options.bodies.iter().fold(settings, |s, body| {
             s.with_topic(drain::topic(*body), topic().max_len(100_000_000))
         });
-        let streams = Streams::open(settings.connection_string(url))?;
+        let buffer = ProducerSettings::new(paths::TOPIC).max_queue(paths::QUEUE);
+        let settings = settings.with_producer(buffer).connection_string(url);
+        let streams = Streams::open(settings)?;
         Ok(Self {
             options,
             server,

@@ -17,6 +17,11 @@ pub(crate) const TOPIC: &str = "paths";
 /// How long a spinning publisher polls. An answer takes less where the server has a core of its own.
 const SPIN: Duration = Duration::from_micros(100);
 
+/// How many messages wait at most: few, so that what waits at the end of a round does not count, and how
+/// many one call enqueues.
+pub(crate) const QUEUE: u32 = 2000;
+const BURST: usize = 100;
+
 /// How long markers live here: long enough to be there, too short to fill the server.
 const REMEMBERED: Duration = Duration::from_secs(1);
 
@@ -78,6 +83,13 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         }));
         ways.push(many(bench, "outbox, one condition".into(), 1, move || {
             conditional().commit().map(drop)
+        }));
+
+        // As fast as the pump makes room: what it sends is what is measured.
+        let buffered = bench.streams.buffered(TOPIC)?;
+        ways.push(many(bench, "buffered".into(), BURST, move || {
+            let message = Outgoing::new(TYPE, body).key(KEY);
+            (0..BURST).try_for_each(|_| buffered.enqueue(&message))
         }));
 
         for n in counts() {

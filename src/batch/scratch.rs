@@ -38,6 +38,15 @@ impl fmt::Debug for Json {
     }
 }
 
+/// Past so many places of a buffer, what is not used is given back.
+const KEPT: usize = 1 << 18;
+
+/// Whether a buffer of this capacity is much too large by now, of which so much was used last: one large
+/// document must not be paid for ever after.
+fn is_overgrown(capacity: usize, used: usize) -> bool {
+    capacity > KEPT && capacity / 8 > used
+}
+
 impl Json {
     /// Decodes a copy of `json`, made in `text`. Allocates nothing once both have seen a document of that
     /// size.
@@ -56,9 +65,13 @@ impl Json {
             self.tape = tape.reset();
             return Err(e);
         }
+        let nodes = tape.0.len();
         let mut de = Deserializer::from_tape(tape);
         let value = T::deserialize(&mut de);
         self.tape = de.into_tape().reset();
+        if is_overgrown(self.tape.0.capacity(), nodes) {
+            *self = Self::default();
+        }
         value
     }
 
@@ -98,6 +111,9 @@ impl Scratch {
         &'s mut self,
         json: &[u8],
     ) -> Result<T, simd_json::Error> {
+        if is_overgrown(self.text.capacity(), json.len()) {
+            self.text = Vec::new();
+        }
         self.json.parse(json, &mut self.text)
     }
 
@@ -142,6 +158,28 @@ mod tests {
     struct Order<'a> {
         id: u64,
         customer: &'a str,
+    }
+
+    #[test]
+    fn a_large_document_is_not_paid_for_ever_after() {
+        let mut scratch = Scratch::default();
+        let large = format!("[{}0]", "0,".repeat(4 * KEPT));
+        let held = |s: &Scratch| [s.text.capacity(), s.json.tape.0.capacity()];
+        for _ in 0..2 {
+            let _: Vec<u8> = scratch.decode(large.as_bytes()).unwrap();
+            assert!(
+                held(&scratch).iter().all(|n| *n > 4 * KEPT),
+                "it may come again"
+            );
+        }
+        let half = format!("[{}0]", "0,".repeat(2 * KEPT));
+        let _: Vec<u8> = scratch.decode(half.as_bytes()).unwrap();
+        assert!(
+            held(&scratch).iter().all(|n| *n > 4 * KEPT),
+            "or one much like it"
+        );
+        let _: Vec<u8> = scratch.decode(b"[1]").unwrap();
+        assert!(held(&scratch).iter().all(|n| *n <= KEPT));
     }
 
     #[test]

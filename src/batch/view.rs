@@ -357,6 +357,11 @@ impl<'a> Message<'a> {
         &self.context.topic
     }
 
+    /// The name of the consumer that reads it.
+    pub fn consumer(&self) -> &'a str {
+        &self.context.consumer
+    }
+
     /// The partition it comes from.
     pub fn partition(&self) -> u32 {
         self.context.partition

@@ -22,7 +22,10 @@ use crate::{
     quiet::HeldBack,
 };
 
-use super::lane::{Flow, Lane, LaneEnd, PAUSE};
+use super::{
+    lane::{CALLED, Flow, Lane, LaneEnd, PAUSE},
+    resets::RESET,
+};
 
 /// A lane's handler.
 pub(crate) enum Handler {
@@ -63,14 +66,19 @@ impl Lane {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
-            if self.context.interrupt.bits() & (STOP | PAUSE) != 0
-                && let Flow::End(end) = self.heed_signals()
-            {
-                return Flow::End(end);
+            if self.context.interrupt.bits() & (CALLED | PAUSE) != 0 {
+                match self.heed_signals() {
+                    Flow::On => {}
+                    away => return away,
+                }
             }
             attempts.made += 1;
             self.context.attempt.store(attempts.made, Relaxed);
             let (result, called) = self.call(start);
+            if self.context.interrupt.bits() & RESET != 0 {
+                self.count_out(result, &called);
+                return self.heed_signals();
+            }
             let flow = match result {
                 Ok(()) => {
                     start += called.handed;
@@ -107,11 +115,25 @@ impl Lane {
                     self.carry_out(step, failure, start, total, &mut attempts)
                 }
             };
-            if let Flow::End(end) = flow {
-                return Flow::End(end);
+            if !matches!(flow, Flow::On) {
+                return flow;
             }
         }
         Flow::On
+    }
+
+    /// A call ended when a reset waited: it was about what does not count any more, so its result moves
+    /// no position and no policy looks at it.
+    fn count_out(&mut self, result: HandlerResult, called: &Called) {
+        let Err(failure) = result else {
+            count(&self.monitor.handled, called.handed as u64);
+            return;
+        };
+        count(&self.monitor.failures, 1);
+        count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
+        let ids = Ids(&self.reader.records()[called.start..][..called.handed]);
+        let why = describe(&failure);
+        log::warn!("{self}: handler failed on {ids}: {why}; a reset decides what comes next");
     }
 
     /// One handler call, for the messages from `start` on.
@@ -215,8 +237,9 @@ impl Lane {
                 made: 1,
                 ..Attempts::default()
             };
-            if let Flow::End(end) = self.finished(start, total) {
-                return Flow::End(end);
+            match self.finished(start, total) {
+                Flow::On => {}
+                away => return away,
             }
         }
         // what it is about, or, where all was done, what it came after
@@ -229,7 +252,7 @@ impl Lane {
             }
             Then::Retry(pause) => {
                 attempts.retried = true;
-                self.context.interrupt.sleep(pause, STOP);
+                self.context.interrupt.sleep(pause, CALLED);
                 Flow::On
             }
             Then::Block => {
@@ -237,7 +260,7 @@ impl Lane {
                 let reason = format!("message {id}: {}", describe(&failure));
                 self.monitor.enter(LaneState::Blocked, &reason);
                 let wait = attempts.ladder.next_wait();
-                self.context.interrupt.sleep(wait, STOP);
+                self.context.interrupt.sleep(wait, CALLED);
                 Flow::On
             }
             Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(

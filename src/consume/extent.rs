@@ -6,7 +6,7 @@ use crate::{
     Error, Result, StreamId,
     error::ErrorKind,
     net::{
-        Connection,
+        Connection, Skim,
         resp::{self, Cursor, Head, Span, Stop},
     },
 };
@@ -93,7 +93,7 @@ impl Extent {
     pub(super) fn of(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Self> {
         let (mut question, mut extent) = (Vec::new(), Ok(Self::default()));
         Self::ask(&mut question, key);
-        connection.ask_raw(&question, 1, timeout, |_, answer| {
+        Skim::default().exchange(connection, &question, 1, timeout, |_, answer| {
             extent = Self::read(answer);
         })?;
         extent.map_err(|e| e.on_key(key).at(connection.endpoint()))

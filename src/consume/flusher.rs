@@ -1,116 +1,177 @@
-//! The timer thread of a consumer: stores what lanes have finished, a group of partitions at a time.
+//! The timer thread of a consumer: stores what lanes have finished, and looks for reset markers, a group
+//! of partitions at a time.
 
 use std::{
     fmt,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
     Result, clock,
-    error::Error,
+    error::{Error, ErrorKind},
     net::{Connection, Inbox, Interrupt, Target},
     position::{Snapshot, Table},
     quiet::{HeldBack, Quiet},
 };
 
-use super::store::{GROUP, PositionStore};
+use super::{
+    resets::Resets,
+    store::{GROUP, PositionStore},
+};
+
+/// Asks for everything to be stored now.
+pub(crate) const FLUSH: u32 = 1 << 1;
 
 /// Keeps the stored positions of a consumer near those in the table.
 pub(crate) struct Flusher {
     name: String,
     table: Arc<Table>,
+    resets: Arc<Resets>,
     store: PositionStore,
     target: Arc<Target>,
     client_name: String,
     interrupt: Arc<Interrupt>,
+    /// Woken whenever everything was stored, or could not be.
+    flushed: Arc<Interrupt>,
     connection: Option<Connection>,
     dirty: Vec<(u32, Snapshot)>,
+    /// Of a group, the partitions whose markers are looked for.
+    owned: Vec<u32>,
     commands: Vec<u8>,
     inbox: Inbox,
     /// Since when positions cannot be stored, where a line was written about it.
     announced: Option<Instant>,
     quiet: Quiet,
+    quiet_polls: Quiet,
     timeout: Duration,
 }
 
+/// What a flusher keeps.
+pub(crate) struct Kept {
+    pub(crate) table: Arc<Table>,
+    pub(crate) resets: Arc<Resets>,
+    pub(crate) store: PositionStore,
+}
+
+/// What a flusher does from time to time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rhythm {
+    /// How often every partition has its turn.
+    pub(crate) interval: Duration,
+    /// Whether positions are stored by the timer. In sync modes lanes do that, and what is left at the end
+    /// is the flusher's.
+    pub(crate) stores: bool,
+}
+
 impl Flusher {
-    /// A flusher that takes the positions now in the table as stored already.
     pub(crate) fn new(
         name: String,
-        table: Arc<Table>,
-        store: PositionStore,
+        kept: Kept,
         target: Arc<Target>,
         client_name: String,
-        interrupt: Arc<Interrupt>,
+        [interrupt, flushed]: [Arc<Interrupt>; 2],
         timeout: Duration,
     ) -> Self {
-        for p in 0..table.len() {
-            table.stored(p, table.load(p).version);
-        }
+        let Kept {
+            table,
+            resets,
+            store,
+        } = kept;
         Self {
             name,
             store,
             target,
             client_name,
             interrupt,
+            flushed,
             connection: None,
             dirty: Vec::with_capacity(GROUP),
+            owned: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
             inbox: Inbox::default(),
             announced: None,
             quiet: Quiet::default(),
+            quiet_polls: Quiet::default(),
             timeout,
+            resets,
             table,
         }
     }
 
-    /// Writes each partition's position within `interval` of its change, until one of the bits of `until`
-    /// is set; without an interval it only waits. The calls are spread over the interval, so that many
-    /// partitions never hold the server up together.
-    pub(crate) fn run(&mut self, interval: Option<Duration>, until: u32) {
-        if interval.is_some() {
-            // Before there is anything to store, so that the first positions need not wait for it.
-            // What keeps it from connecting now is reported when it keeps it from storing.
-            self.connection = self.dial().ok();
-        }
-        let groups = (self.table.len() as usize).div_ceil(GROUP).max(1);
-        let pause = interval.map_or(Duration::MAX, |i| i / groups as u32);
+    /// Gives each partition a turn in every interval, until one of the bits of `until` is set: its position
+    /// is stored and its reset marker looked for. The calls are spread over the interval, so that many
+    /// partitions never hold the server up together. [`FLUSH`] has everything stored in between.
+    pub(crate) fn run(&mut self, rhythm: Rhythm, until: u32) {
+        // Before there is anything to store, so that the first positions need not wait for it.
+        // What keeps it from connecting now is reported when it keeps it from storing.
+        self.connection = self.dial().ok();
         let mut group = 0;
-        while !self
-            .interrupt
-            .sleep(pause.max(Duration::from_millis(1)), until)
-        {
-            self.flush_group(group);
-            group = (group + 1) % groups;
+        loop {
+            let groups = self.groups().max(1);
+            let pause = (rhythm.interval / groups as u32).max(Duration::from_millis(1));
+            if !self.interrupt.sleep(pause, until | FLUSH) {
+                group %= groups;
+                // A server that takes no position is not asked for markers: one line tells of the trouble.
+                if !rhythm.stores || self.flush_group(group) {
+                    self.look_for_resets(group);
+                }
+                group += 1;
+            } else if self.interrupt.bits() & until != 0 {
+                return;
+            } else {
+                self.flush_all();
+            }
         }
+    }
+
+    /// Partitions are written in so many groups; there may be more of them each time.
+    fn groups(&self) -> usize {
+        (self.table.len() as usize).div_ceil(GROUP)
     }
 
     /// Writes everything that is not stored yet. Returns the partitions whose position could not be.
     pub(crate) fn flush_all(&mut self) -> Vec<u32> {
-        let groups = (self.table.len() as usize).div_ceil(GROUP);
-        for group in 0..groups {
+        self.interrupt.clear(FLUSH); // first: who asks from now on may have finished more
+        for group in 0..self.groups() {
             if !self.flush_group(group) {
                 break; // the others would fail the same way, each after its own timeout
             }
         }
+        self.flushed.wake();
         (0..self.table.len())
-            .filter(|p| self.table.unstored(*p).is_some())
+            .filter(|p| self.unstored(*p).is_some())
             .collect()
+    }
+
+    fn partitions_of(&self, group: usize) -> Range<u32> {
+        let first = (group * GROUP) as u32;
+        first..(first + GROUP as u32).min(self.table.len())
+    }
+
+    /// A position that is to be stored, and by nobody else: a reset that is under way decides for itself.
+    fn unstored(&self, p: u32) -> Option<Snapshot> {
+        let now = self.table.unstored(p)?;
+        (!self.resets.is_under_way(p)).then_some(now)
     }
 
     /// True when nothing of the group is left to store.
     fn flush_group(&mut self, group: usize) -> bool {
         self.dirty.clear();
-        let first = (group * GROUP) as u32;
-        for p in first..(first + GROUP as u32).min(self.table.len()) {
-            self.dirty
-                .extend(self.table.unstored(p).map(|now| (p, now)));
+        for p in self.partitions_of(group) {
+            let now = self.unstored(p);
+            self.dirty.extend(now.map(|now| (p, now)));
         }
         if self.dirty.is_empty() {
             return true;
         }
-        match self.write() {
+        self.commands.clear();
+        let n = self.store.render(&mut self.commands, &self.dirty);
+        let written = self.ask("store positions", |f, connection| {
+            f.inbox.exchange(connection, &f.commands, n, f.timeout)
+        });
+        match written {
             Ok(()) => {
                 for (p, written) in &self.dirty {
                     self.table.stored(*p, written.version);
@@ -125,9 +186,49 @@ impl Flusher {
         }
     }
 
-    fn write(&mut self) -> Result<()> {
+    /// Finds the reset markers of a group and calls their lanes.
+    fn look_for_resets(&mut self, group: usize) {
+        self.owned.clear();
+        for p in self.partitions_of(group) {
+            if self.resets.is_owned(p) {
+                self.owned.push(p);
+            }
+        }
+        if self.owned.is_empty() {
+            return;
+        }
         self.commands.clear();
-        let n = self.store.render(&mut self.commands, &self.dirty);
+        self.store
+            .render_marker_poll(&mut self.commands, &self.owned);
+        let looked = self.ask("look for reset markers", |f, connection| {
+            let (name, owned, resets) = (&f.name, &f.owned, &f.resets);
+            let found = |i: usize, value: &[u8]| {
+                let p = owned[i];
+                if let Some(reset) = resets.found(p, value) {
+                    log::warn!("{name}: reset marker found for partition {p}: {reset}");
+                }
+            };
+            f.inbox
+                .ask_fields(connection, &f.commands, owned.len(), f.timeout, found)
+        });
+        match looked {
+            // What is refused here may be granted elsewhere; of a server that is away the lanes tell.
+            Err(e) if e.kind() == ErrorKind::Server => {
+                if let Some(more) = self.quiet_polls.permit() {
+                    log::warn!("{self}: {e}; tried again{}", HeldBack(more));
+                }
+            }
+            Err(e) => log::debug!("{self}: {e}"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Runs commands over the connection that is kept, or a new one.
+    fn ask(
+        &mut self,
+        operation: &'static str,
+        run: impl FnOnce(&mut Self, &mut Connection) -> Result<()>,
+    ) -> Result<()> {
         // Servers hang up on the idle, which is no trouble before anything was written.
         let kept = self.connection.take();
         let kept = kept.and_then(|mut c| c.check_idle().is_ok().then_some(c));
@@ -135,14 +236,12 @@ impl Flusher {
             Some(connection) => connection,
             None => self.dial()?,
         };
-        let written = self
-            .inbox
-            .exchange(&mut connection, &self.commands, n, self.timeout);
-        if written.as_ref().err().is_none_or(Error::keeps_connection) {
+        let done = run(self, &mut connection);
+        if done.as_ref().err().is_none_or(Error::keeps_connection) {
             self.connection = Some(connection);
         }
-        written.map_err(|e| {
-            e.during("store positions")
+        done.map_err(|e| {
+            e.during(operation)
                 .on_key(self.store.key())
                 .at(self.target.endpoint())
         })

@@ -23,12 +23,15 @@ use crate::{
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
     reader::{Brought, ReadPlan, Reader},
-    store::PositionStore,
+    resets::{LaneResets, Marker, RESET, Resets},
+    store::{PositionStore, Stored},
     watch::{GapHook, Watch},
 };
 
 /// Set while a lane is to hold still.
 pub(crate) const PAUSE: u32 = 1 << 1;
+/// What calls a lane away from whatever it waits for.
+pub(super) const CALLED: u32 = STOP | RESET;
 
 /// How long a lane waits after a refusal before it asks again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -52,6 +55,7 @@ pub(crate) struct Plan {
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
     pub(crate) store: PositionStore,
+    pub(crate) resets: Arc<Resets>,
 }
 
 /// Why a lane ended.
@@ -68,6 +72,8 @@ pub(crate) enum LaneEnd {
 /// What a step of the lane leads to.
 pub(super) enum Flow {
     On,
+    /// Away from what was read, which does not count any more: a reset was taken.
+    Anew,
     End(LaneEnd),
 }
 
@@ -85,6 +91,9 @@ pub(crate) struct Lane {
     pub(super) base: Option<u64>,
     pub(super) watch: Watch,
     pub(super) store: PositionStore,
+    pub(super) resets: Arc<LaneResets>,
+    /// A reset whose position is not stored yet.
+    pub(super) unsettled: Option<Marker>,
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
     pub(super) commands: Vec<u8>,
@@ -125,10 +134,11 @@ impl Lane {
     /// past the handler's own guard is reported, and the lane begins anew at its position.
     pub(crate) fn run(plan: &Arc<Plan>, seat: &Seat, mut writer: Writer) -> LaneEnd {
         let mut quiet = Quiet::default();
+        let resets = Arc::new(plan.resets.join(seat.partition, &seat.interrupt));
         loop {
             let table = writer.again();
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                let mut lane = Self::new(Arc::clone(plan), seat, writer);
+                let mut lane = Self::new(Arc::clone(plan), seat, &resets, writer);
                 (lane.turns(), lane)
             }));
             let panic = match attempt {
@@ -156,7 +166,7 @@ impl Lane {
         }
     }
 
-    fn new(plan: Arc<Plan>, seat: &Seat, writer: Writer) -> Self {
+    fn new(plan: Arc<Plan>, seat: &Seat, resets: &Arc<LaneResets>, writer: Writer) -> Self {
         if let Some(f) = &plan.on_start {
             f(seat.partition);
         }
@@ -187,6 +197,8 @@ impl Lane {
             base: start.ordinal,
             watch: Watch::default(),
             store: plan.store.clone(),
+            resets: Arc::clone(resets),
+            unsettled: resets.taken(),
             unsaved: None,
             commands: Vec::with_capacity(256),
             inbox: Inbox::default(),
@@ -244,8 +256,9 @@ impl Lane {
             // A failure shows at the next receive, which is where failures are dealt with.
             let _ = self.reader.request(&[], false);
         }
-        if let Flow::End(end) = self.heed_signals() {
-            return Flow::End(end);
+        match self.heed_signals() {
+            Flow::On => {}
+            away => return away,
         }
         let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
         count(&self.monitor.filtered, u64::from(filtered));
@@ -258,12 +271,15 @@ impl Lane {
         } else {
             self.deliver()
         };
-        self.base = self.base.map(|n| n + u64::from(read));
+        if matches!(flow, Flow::On) {
+            self.base = self.base.map(|n| n + u64::from(read));
+        }
         flow
     }
 
     fn read(&mut self) -> Result<Brought> {
         self.connect()?;
+        self.settle_reset()?;
         if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
             // alone, so that a refusal leaves no answer outstanding and the connection can stay
             self.try_save(position)?;
@@ -296,23 +312,27 @@ impl Lane {
         Ok(())
     }
 
-    /// Ends the lane if it is to stop; holds it while it is paused.
+    /// Ends the lane if it is to stop; takes a reset that waits; holds the lane while it is paused.
     pub(super) fn heed_signals(&mut self) -> Flow {
-        let interrupt = &self.context.interrupt;
+        let mut flow = Flow::On;
         loop {
-            let bits = interrupt.bits();
+            let bits = self.context.interrupt.bits();
             if bits & STOP != 0 {
                 return Flow::End(LaneEnd::Stopped);
             }
+            if bits & RESET != 0 {
+                self.take_reset();
+                flow = Flow::Anew;
+            }
             if bits & PAUSE == 0 {
-                return Flow::On;
+                return flow;
             }
             // A lane that is in trouble says so, paused or not.
             let runs = self.monitor.state() == LaneState::Running;
             if runs {
                 self.monitor.enter(LaneState::Paused, "");
             }
-            interrupt.wait_clear(PAUSE, STOP);
+            self.context.interrupt.wait_clear(PAUSE, CALLED);
             if runs {
                 self.monitor.enter(LaneState::Running, "");
             }
@@ -333,11 +353,20 @@ impl Lane {
         self.unsaved = Some(position);
     }
 
+    /// Makes this the position, whatever it was. It is not stored.
+    pub(super) fn begin_at(&mut self, start: Stored) {
+        self.writer.store(start.id, start.ordinal);
+        self.base = start.ordinal;
+        self.watch.begin_anew();
+        self.unsaved = None;
+    }
+
     /// Stores the position now, however often that takes.
     pub(super) fn save_position(&mut self) -> Flow {
         while let Some(position) = self.unsaved {
-            if let Flow::End(end) = self.heed_signals() {
-                return Flow::End(end);
+            match self.heed_signals() {
+                Flow::On => {}
+                away => return away,
             }
             match self.try_save(position) {
                 Ok(()) => self.reads_again(),
@@ -386,7 +415,7 @@ impl Lane {
         } else {
             let wait = self.idle.next_wait();
             if !wait.is_zero() {
-                self.context.interrupt.sleep(wait, STOP);
+                self.context.interrupt.sleep(wait, CALLED);
             }
         }
     }
@@ -408,7 +437,7 @@ impl Lane {
 
     /// Reports what keeps the lane from reading and waits as long as is sensible before it tries again.
     fn wait_out(&mut self, e: &Error) {
-        if self.context.interrupt.bits() & STOP != 0 {
+        if self.context.interrupt.bits() & CALLED != 0 {
             return;
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble {
@@ -444,7 +473,7 @@ impl Lane {
             _ => false,
         };
         if !at_once {
-            self.context.interrupt.sleep(jittered(RETRY), STOP);
+            self.context.interrupt.sleep(jittered(RETRY), CALLED);
         }
     }
 }

@@ -186,6 +186,14 @@ impl Reader {
         self.cursor = id;
     }
 
+    /// Goes on after `id` as if nothing had been read: what was, and what is on its way, is dropped.
+    pub(crate) fn seek(&mut self, id: StreamId) {
+        self.disconnect();
+        self.clear();
+        self.cursor = id;
+        self.broke = false;
+    }
+
     /// Asks for what comes after the cursor. Commands in `before` travel in the same write, and their
     /// replies come first. A `brief` request is answered within a second even if there is nothing: for
     /// when it is not known yet whether the server lets itself be read.

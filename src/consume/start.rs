@@ -1,6 +1,9 @@
 //! Where a consumer begins.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    ops::Range,
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     Error, Result, StartFrom, StreamId,
@@ -10,7 +13,8 @@ use crate::{
 
 use super::{
     extent::Extent,
-    store::{Loaded, PositionStore, Stored},
+    resets::Marker,
+    store::{Loaded, OnRecord, PositionStore, Stored},
 };
 
 /// The field of the meta hash that says which start point has been applied, so that a restart goes on
@@ -54,9 +58,16 @@ impl StartPoint {
     }
 }
 
+/// Where a partition begins that was added to a topic when its consumer had begun already: nothing that
+/// was ever in it may be missed.
+const ADDED: Stored = Stored {
+    id: StreamId::MIN,
+    ordinal: Some(0),
+};
+
 /// The position of each partition to begin at. With `store`, a start point other than `Stored` is
-/// applied as a reset: once per consumer, and only while no other instance of it is alive; and what is
-/// not stored yet is stored before this returns, so that `Now` stays what it was.
+/// applied as a reset: once per consumer, and only while no other instance of it is alive; a reset marker
+/// goes before any of them, and is deleted when its position is stored; and what is not stored yet is stored before this returns, so that `Now` stays what it was.
 pub(crate) fn resolve(
     connection: &mut Connection,
     places: &Places<'_>,
@@ -71,7 +82,9 @@ pub(crate) fn resolve(
             .map(|key| fresh(connection, places, key, from, point))
             .collect();
     };
-    let stored = store.load(connection, places.streams.len() as u32, places.timeout)?;
+    let partitions = places.streams.len() as u32;
+    let OnRecord { positions, known } = store.load(connection, 0..partitions, places.timeout)?;
+    let markers = store.markers(connection, 0..partitions, places.timeout)?;
     let label = point.label()?;
     let reset = match &label {
         Some(label) => may_reset(connection, places, store, label)?,
@@ -79,11 +92,13 @@ pub(crate) fn resolve(
     };
     let mut changed = Vec::new();
     let mut gone = Vec::new();
-    let mut starts = Vec::with_capacity(stored.len());
-    for (p, (stored, key)) in stored.into_iter().zip(places.streams).enumerate() {
-        let start = match stored {
-            Loaded::At(s) if !reset => s,
-            _ => {
+    let mut starts = Vec::with_capacity(positions.len());
+    for (p, (stored, key)) in positions.into_iter().zip(places.streams).enumerate() {
+        let start = match (&markers[p], stored) {
+            // Somebody's word on this very partition goes before everything else.
+            (Some(marker), _) => marker.start(),
+            (None, Loaded::At(s)) if !reset => s,
+            (None, stored) => {
                 if stored == Loaded::Gone && !reset {
                     gone.push(p);
                 }
@@ -92,7 +107,11 @@ pub(crate) fn resolve(
                 } else {
                     point.when_missing
                 };
-                let s = fresh(connection, places, key, from, point)?;
+                let s = if !reset && known.is_some_and(|n| p as u32 >= n) {
+                    ADDED
+                } else {
+                    fresh(connection, places, key, from, point)?
+                };
                 changed.push((p, s));
                 s
             }
@@ -118,7 +137,74 @@ pub(crate) fn resolve(
         &changed,
         label.as_deref().filter(|_| reset),
     )?;
+    if known != Some(partitions) {
+        store.know(connection, partitions, places.timeout)?;
+    }
+    for (p, marker) in (0..).zip(&markers) {
+        if let Some(marker) = marker {
+            settle(connection, store, p, marker, places.timeout)?;
+        }
+    }
     Ok(starts)
+}
+
+/// The position of each partition that was added to a topic while its consumer runs: the beginning, unless
+/// somebody has begun it already. It is stored before this returns. A reset marker goes before both.
+pub(crate) fn resolve_added(
+    connection: &mut Connection,
+    store: &PositionStore,
+    added: Range<u32>,
+    timeout: Duration,
+) -> Result<Vec<Stored>> {
+    let value = PositionValue {
+        id: StreamId::MIN,
+        writer: store.instance(),
+    };
+    // Only where there is none: another instance may have noticed before, and be further by now.
+    let begin: Vec<_> = added
+        .clone()
+        .map(|p| {
+            let mut cmd = redis::cmd("HSETNX");
+            cmd.arg(store.key()).arg(p);
+            cmd.arg(value.encode(&mut [0; POSITION_MAX]));
+            cmd
+        })
+        .collect();
+    for begun in connection.pipeline(&begin, timeout)? {
+        begun?;
+    }
+    store.know(connection, added.end, timeout)?;
+    let OnRecord { positions, .. } = store.load(connection, added.clone(), timeout)?;
+    let markers = store.markers(connection, added.clone(), timeout)?;
+    let mut starts = Vec::with_capacity(added.len());
+    for ((p, stored), marker) in added.zip(positions).zip(markers) {
+        if let Some(marker) = marker {
+            settle(connection, store, p, &marker, timeout)?;
+            starts.push(marker.start());
+            continue;
+        }
+        starts.push(match stored {
+            Loaded::At(s) if s.id > StreamId::MIN || s.ordinal.is_some() => s,
+            _ => ADDED,
+        });
+    }
+    Ok(starts)
+}
+
+/// Stores the position that a marker asks for at a start and deletes the marker.
+fn settle(
+    connection: &mut Connection,
+    store: &PositionStore,
+    partition: u32,
+    marker: &Marker,
+    timeout: Duration,
+) -> Result<()> {
+    let (key, reset) = (String::from_utf8_lossy(store.key()), &marker.reset);
+    log::warn!("{key}: reset marker found at startup for partition {partition}: {reset}");
+    // One that has taken its place meanwhile is found when the lanes run.
+    let target = reset.target;
+    store.settle(connection, partition, marker, target, timeout)?;
+    Ok(())
 }
 
 /// Whether the start point is to be applied: it has not been before, and nobody else is at work.

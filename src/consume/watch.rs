@@ -10,7 +10,10 @@ use std::{
 use crate::{
     Persist, PositionAhead, Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome, ServerClass},
-    net::resp::{self, Cursor, Head},
+    net::{
+        Skim,
+        resp::{self, Cursor, Head},
+    },
     quiet::{HeldBack, Quiet},
 };
 
@@ -54,6 +57,8 @@ pub(super) struct Watch {
     /// The questions and how many they are, rendered for a lane with this footing.
     question: Vec<u8>,
     rendered: Option<(Footing, usize)>,
+    /// The answers hold whole entries, which can be large.
+    skim: Skim,
     /// On the coarse clock.
     due_ms: u64,
     /// What the stream was like at the last look, or as it was written down in another life.
@@ -89,6 +94,12 @@ impl Watch {
             self.due_ms = 0;
             self.unnoted = 0;
         }
+    }
+
+    /// Somebody said where to go on: whether that fits the stream is to be seen.
+    pub(super) fn begin_anew(&mut self) {
+        self.footing = Footing::Stored;
+        self.due_ms = 0;
     }
 
     /// This is the first entry of what was read last. What a stream begins with is worth knowing.
@@ -203,7 +214,8 @@ impl Lane {
         let Some(connection) = reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "look", "not connected"));
         };
-        connection.ask_raw(&watch.question, n, plan.read.slack, |i, answer| match i {
+        let (skim, question, slack) = (&mut watch.skim, &watch.question, plan.read.slack);
+        skim.exchange(connection, question, n, slack, |i, answer| match i {
             0 => answers.extent = Extent::read(answer),
             1 => answers.ttl = number(answer), // negative when there is none
             2 => answers.is_stored = number(answer).map(|n| n != 0),

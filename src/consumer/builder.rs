@@ -3,7 +3,7 @@
 use std::{
     error::Error as StdError,
     fmt,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
 
@@ -12,15 +12,19 @@ use serde::Deserialize;
 
 use super::{
     Consumer, FailHook,
-    running::{Alive, Running},
+    lanes::{Lanes, Outfit},
+    running::Running,
 };
 use crate::{
     Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
     MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
     TypedBatchHandler, TypedHandler,
-    consume::{Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Plan, Seat},
+    consume::{
+        Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
+    },
     handler::DecodedBy,
     position::Table,
+    streams::Prepared,
 };
 
 /// A consumer being described. Made by [`Streams::consumer`]; a handler makes it
@@ -260,7 +264,8 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.persist(persist))
     }
 
-    /// How long after a message is finished its position is stored, under `AsyncBatch` (default 1 s).
+    /// How long after a message is finished its position is stored, under `AsyncBatch`, and how often to
+    /// look whether the consumer is to be reset, in every mode (default 1 s).
     pub fn persist_interval(self, interval: Duration) -> Self {
         self.with(move |s| s.persist_interval(interval))
     }
@@ -425,81 +430,88 @@ impl ConsumerBuilder<HasHandler> {
             handler,
         } = self;
         let settings = Self::settle(&streams, seed, name, changes)?;
-        let prepared = streams.prepare(&settings)?;
-        let persisted = prepared.settings.persist != Persist::None;
-        let table = Arc::new(Table::new(prepared.starts.len() as u32));
-        for (p, start) in prepared.starts.iter().enumerate() {
-            if let Some(mut w) = table.writer(p as u32) {
-                w.store(start.id, start.ordinal);
-            }
-        }
-        let plan = Arc::new(Plan {
-            read: Arc::clone(&prepared.read_plan),
-            read_ahead: prepared.settings.reads_ahead(),
-            idle_cap: prepared.settings.max_idle_delay,
-            persist: prepared.settings.persist,
-            on_error: prepared.settings.on_error,
+        let Prepared {
+            settings,
+            seats,
+            partitions,
+            starts,
+            store,
+            read_plan,
+            pool,
+            target,
+            flusher_name,
+            flush_timeout,
+            name_guard,
+        } = streams.prepare(&settings)?;
+        let resets = Arc::new(Resets::default());
+        let plan = Plan {
+            read: read_plan,
+            read_ahead: settings.reads_ahead(),
+            idle_cap: settings.max_idle_delay,
+            persist: settings.persist,
+            on_error: settings.on_error,
             classify,
             factory: handler.0,
             on_start: on_lane_start,
             on_gap,
-            position_ahead: prepared.settings.position_ahead,
-            pool: prepared.pool.clone(),
-            target: Arc::clone(&prepared.target),
-            store: prepared.store.clone(),
-        });
-        let seats = (0..table.len()).map(|p| {
-            Arc::new(Seat {
-                topic: Arc::clone(&prepared.topic),
-                consumer: Arc::clone(&prepared.consumer),
-                partition: p,
-                key: prepared.streams[p as usize].clone(),
-                client_name: prepared.client_name(&format!("p{p}")),
-                interrupt: Arc::default(),
-                monitor: Arc::default(),
-            })
-        });
+            position_ahead: settings.position_ahead,
+            pool,
+            target: Arc::clone(&target),
+            store: store.clone(),
+            resets: Arc::clone(&resets),
+        };
         let running = Arc::new(Running {
-            topic: Arc::clone(&prepared.topic),
-            name: Arc::clone(&prepared.consumer),
-            table: Arc::clone(&table),
-            seats: seats.collect(),
-            shutdown_timeout: prepared.settings.shutdown_timeout,
-            unhealthy_block: prepared.settings.unhealthy_block,
+            topic: Arc::clone(&seats.topic),
+            name: Arc::clone(&seats.consumer),
+            partitions,
+            table: Arc::new(Table::new(starts.len() as u32)),
+            resets: Arc::clone(&resets),
+            lanes: Lanes::new(Outfit {
+                plan: Arc::new(plan),
+                seats,
+                on_fail,
+                streams: streams.downgrade(),
+            }),
+            shutdown_timeout: settings.shutdown_timeout,
+            unhealthy_block: settings.unhealthy_block,
             flush_interrupt: Arc::default(),
-            lanes: Alive::default(),
-            flusher: Alive::default(),
+            flushed: Arc::default(),
+            flusher: OnceLock::new(),
             threads: Mutex::default(),
             failed: AtomicBool::new(false),
             unsaved: Mutex::default(),
-            guard: Mutex::new(Some(prepared.name_guard)),
+            guard: Mutex::new(Some(name_guard)),
         });
         let consumer = Consumer {
             running: Arc::clone(&running),
             streams: streams.clone(),
         };
-        if persisted {
+        if settings.persist != Persist::None {
             let flusher = Flusher::new(
                 running.to_string(),
-                table,
-                prepared.store,
-                prepared.target,
-                prepared.flusher_name,
-                Arc::clone(&running.flush_interrupt),
-                prepared.flush_timeout,
+                Kept {
+                    table: Arc::clone(&running.table),
+                    resets,
+                    store,
+                },
+                target,
+                flusher_name,
+                [&running.flush_interrupt, &running.flushed].map(Arc::clone),
+                flush_timeout,
             );
-            // In sync modes lanes store positions themselves; what is left at the end is the flusher's.
-            let settings = &prepared.settings;
-            let interval = (!settings.persist.is_sync()).then_some(settings.persist_interval);
-            running.spawn_flusher(flusher, interval)?;
+            let rhythm = Rhythm {
+                interval: settings.persist_interval,
+                stores: !settings.persist.is_sync(),
+            };
+            running.spawn_flusher(flusher, rhythm)?;
         }
         streams.register(&running);
-        for seat in &running.seats {
-            running.spawn_lane(seat, &plan, on_fail.clone(), &streams)?;
+        for (p, start) in (0..).zip(&starts) {
+            running.start_lane(p, *start)?;
         }
         log::info!(
             "{running}: {} lanes started, instance {}",
-            running.seats.len(),
+            starts.len(),
             streams.instance()
         );
         Ok(consumer)

@@ -1,10 +1,12 @@
 //! A consumer: how one is described, and the handle to a running one.
 
 mod builder;
+mod lanes;
 mod running;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::{
-    collections::BTreeSet,
     fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -17,6 +19,9 @@ use crate::{
 };
 
 pub use builder::{ConsumerBuilder, HasHandler, NoHandler};
+use lanes::Lane;
+#[cfg(test)]
+use running::Left;
 pub(crate) use running::Running;
 
 /// What a user wants to be told when `OnError: Fail` ends a consumer.
@@ -82,37 +87,34 @@ impl Consumer {
         outcome.map(|()| stopped)
     }
 
-    /// Holds all partitions: no handler call starts until [`resume`](Self::resume), and positions stay.
-    /// Calls that run are not waited for.
+    /// Holds all partitions, those that are yet to come as well: no handler call starts until
+    /// [`resume`](Self::resume), and positions stay. Calls that run are not waited for.
     pub fn pause(&self) {
-        for seat in &self.running.seats {
-            seat.interrupt.set(PAUSE);
-        }
+        self.running.lanes.pause();
     }
 
     /// Lets all partitions go on.
     pub fn resume(&self) {
-        for seat in &self.running.seats {
-            seat.interrupt.clear(PAUSE);
-        }
+        self.running.lanes.resume();
     }
 
     /// Holds one partition. False when there is no such partition.
     pub fn pause_partition(&self, partition: u32) -> bool {
-        let seat = self.running.seats.get(partition as usize);
-        seat.map(|s| s.interrupt.set(PAUSE)).is_some()
+        let lane = self.running.lanes.get(partition);
+        lane.map(|l| l.seat.interrupt.set(PAUSE)).is_some()
     }
 
     /// Lets one partition go on. False when there is no such partition.
     pub fn resume_partition(&self, partition: u32) -> bool {
-        let seat = self.running.seats.get(partition as usize);
-        seat.map(|s| s.interrupt.clear(PAUSE)).is_some()
+        let lane = self.running.lanes.get(partition);
+        lane.map(|l| l.seat.interrupt.clear(PAUSE)).is_some()
     }
 
     /// How far a partition is finished, in memory: what is stored follows within `PersistIntervalMs`.
     /// `None` when there is no such partition.
     pub fn position(&self, partition: u32) -> Option<Snapshot> {
-        (partition < self.running.table.len()).then(|| self.running.table.load(partition))
+        let lane = self.running.lanes.get(partition)?;
+        Some(self.running.table.load(lane.seat.partition))
     }
 
     /// A snapshot of every partition.
@@ -120,39 +122,36 @@ impl Consumer {
         self.running.statuses().collect()
     }
 
-    /// Waits until every partition is where its stream ends now.
+    /// Waits until every partition that is here now is where its stream ends now, or has left.
     fn await_tail(&self, by: Deadline) -> Result<()> {
-        let tails = self.streams.on_control(by, |connection| {
-            let seats = self.running.seats.iter();
-            seats
-                .map(|seat| last_entry(connection, &seat.key, by.left()))
+        let running = &*self.running;
+        let empty_reads = |lane: &Lane| lane.seat.monitor.empty_reads.load(Ordering::Relaxed);
+        let mut left = self.streams.on_control(by, |connection| {
+            let lanes = running.lanes.all().into_iter();
+            lanes
+                .map(|lane| {
+                    let tail = last_entry(connection, &lane.seat.key, by.left())?;
+                    // The last entry may be deleted before it is reached: then two reads that find
+                    // nothing, the second of which began after this call, are proof enough.
+                    let proof = empty_reads(&lane) + 2;
+                    Ok((lane, tail, proof))
+                })
                 .collect::<Result<Vec<_>>>()
         })?;
-        let empty_reads = |p: usize| {
-            self.running.seats[p]
-                .monitor
-                .empty_reads
-                .load(Ordering::Relaxed)
-        };
-        let before: Vec<u64> = (0..tails.len()).map(empty_reads).collect();
-        let mut left: BTreeSet<usize> = (0..tails.len()).collect();
         let pause = Interrupt::default();
         loop {
-            left.retain(|p| {
-                // The last entry may be deleted before it is reached: then two reads that find nothing,
-                // the second of which began after this call, are proof enough.
-                let reached = self.running.table.load(*p as u32).id >= tails[*p];
-                !reached && empty_reads(*p) < before[*p] + 2
+            left.retain(|(lane, tail, proof)| {
+                let reached = running.table.load(lane.seat.partition).id >= *tail;
+                !reached && empty_reads(lane) < *proof && running.lanes.keeps(lane)
             });
-            let ended = |p: &&usize| self.running.seats[**p].monitor.state() == LaneState::Stopped;
-            let hopeless = left.iter().find(ended);
-            let Some(p) = hopeless.or(left.first()) else {
+            let hopeless = left
+                .iter()
+                .find(|(lane, ..)| lane.state() == LaneState::Stopped);
+            let Some((lane, ..)) = hopeless.or(left.first()) else {
                 return Ok(());
             };
-            let status = self.running.statuses().nth(*p);
-            let told = status
-                .map(|s| format!("{s} is {:?}: {}", s.state, s.reason))
-                .unwrap_or_default();
+            let status = running.status(lane);
+            let told = format!("{status} is {:?}: {}", status.state, status.reason);
             if hopeless.is_some() {
                 return Err(Error::new(ErrorKind::Stopped, "drain", told));
             }
@@ -179,7 +178,7 @@ impl fmt::Debug for Consumer {
         f.debug_struct("Consumer")
             .field("topic", &self.running.topic)
             .field("name", &self.running.name)
-            .field("partitions", &self.running.seats.len())
+            .field("partitions", &self.running.lanes.len())
             .finish_non_exhaustive()
     }
 }

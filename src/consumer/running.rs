@@ -1,27 +1,28 @@
 //! What the threads of a running consumer and its handles have in common, and how it all ends.
 
 use std::{
-    convert::Infallible,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
-use super::{FailHook, Stopped};
+use super::{
+    Stopped,
+    lanes::{Ended, Lane, Lanes, Outfit, Totals, alive},
+};
 use crate::{
-    Error, ErrorKind, LaneState, PartitionStatus, Result, Streams, clock,
-    consume::{Flusher, Lane, LaneEnd, PAUSE, Plan, Seat},
-    monitor::Monitor,
-    net::{Interrupt, STOP},
+    Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
+    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Resets, Rhythm, Stored, resolve_added},
+    net::{Connection, Interrupt, STOP},
     position::Table,
+    publish::Partitions,
     streams::NameGuard,
 };
 
@@ -29,6 +30,10 @@ use crate::{
 const CLOSING: u32 = 1 << 2;
 /// What a handler may use of a lane's stack.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
+/// A flush that was asked for and has not come to an end by then is asked for again.
+const FLUSH_RETRY: Duration = Duration::from_secs(1);
+/// The pause after one that left something unstored.
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 /// Lanes whose handlers heed a stop have ended after so long.
 const PROMPT_EXIT: Duration = Duration::from_millis(10);
 /// How much longer than the shutdown timeout the flusher may take to notice that it is over.
@@ -38,13 +43,20 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(crate) struct Running {
     pub(super) topic: Arc<str>,
     pub(super) name: Arc<str>,
+    /// How many the topic has.
+    pub(super) partitions: Arc<Partitions>,
+    /// As many as are known here.
     pub(super) table: Arc<Table>,
-    pub(super) seats: Vec<Arc<Seat>>,
+    pub(super) resets: Arc<Resets>,
+    pub(super) lanes: Lanes,
     pub(super) shutdown_timeout: Duration,
     pub(super) unhealthy_block: Duration,
     pub(super) flush_interrupt: Arc<Interrupt>,
-    pub(super) lanes: Alive,
-    pub(super) flusher: Alive,
+    /// Woken by the flusher when it has done what it was asked to.
+    pub(super) flushed: Arc<Interrupt>,
+    /// Empty where positions are not stored.
+    pub(super) flusher: OnceLock<Ended>,
+    /// Of lanes that ended some may be missing.
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     /// Whether `OnError: Fail` has ended it.
     pub(super) failed: AtomicBool,
@@ -54,53 +66,35 @@ pub(crate) struct Running {
     pub(super) guard: Mutex<Option<NameGuard>>,
 }
 
-/// Threads of which one wants to know that they have ended, however they do. Each holds a sender that
-/// nothing is ever sent over; when the last is dropped the channel is disconnected.
-pub(super) struct Alive {
-    sender: Mutex<Option<Sender<Infallible>>>,
-    receiver: Receiver<Infallible>,
-}
-
-impl Default for Alive {
-    fn default() -> Self {
-        let (sender, receiver) = bounded(0);
-        Self {
-            sender: Mutex::new(Some(sender)),
-            receiver,
-        }
-    }
-}
-
-impl Alive {
-    /// One more thread.
-    fn sign(&self) -> Option<Sender<Infallible>> {
-        self.sender.lock().clone()
-    }
-
-    /// Waits until all have ended; false when that is not so by `until`. There will be no more of them.
-    fn all_ended(&self, until: Instant) -> bool {
-        drop(self.sender.lock().take());
-        matches!(
-            self.receiver.recv_deadline(until),
-            Err(RecvTimeoutError::Disconnected)
-        )
-    }
+/// What has become of a lane that was told to stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "only a lane that is gone may be started elsewhere"]
+pub(crate) enum Left {
+    /// It has ended and its position is stored: whoever begins there misses nothing and repeats nothing.
+    Gone,
+    /// It has ended, but its position is not stored yet; that goes on being tried.
+    Unstored,
+    /// Its handler has not returned.
+    StillRunning,
 }
 
 impl Running {
     pub(super) fn spawn_flusher(
         self: &Arc<Self>,
         mut flusher: Flusher,
-        interval: Option<Duration>,
+        rhythm: Rhythm,
     ) -> Result<()> {
-        let (running, alive) = (Arc::clone(self), self.flusher.sign());
+        let running = Arc::clone(self);
+        let (alive, ended) = alive();
+        let _ = self.flusher.set(ended);
         self.spawn("positions".into(), move || {
             // The logger is foreign code: its panic must not end the keeping of positions.
-            while catch_unwind(AssertUnwindSafe(|| flusher.run(interval, CLOSING))).is_err() {}
+            while catch_unwind(AssertUnwindSafe(|| flusher.run(rhythm, CLOSING))).is_err() {}
             // Handlers that end slowly still finish messages, and the process may be killed before they
             // are done: what they finish is stored as quickly as ever.
             // A tenth of the time is kept for the last flush.
             let until = clock::now() + running.shutdown_timeout.mul_f64(0.9);
+            let interval = rhythm.stores.then_some(rhythm.interval);
             let mut pause = interval.map_or(running.shutdown_timeout, |i| i.min(PROMPT_EXIT));
             while !running.lanes.all_ended(until.min(clock::now() + pause)) && clock::now() < until
             {
@@ -120,60 +114,147 @@ impl Running {
         })
     }
 
-    pub(super) fn spawn_lane(
-        self: &Arc<Self>,
-        seat: &Arc<Seat>,
-        plan: &Arc<Plan>,
-        on_fail: Option<FailHook>,
-        streams: &Streams,
-    ) -> Result<()> {
-        let (running, alive) = (Arc::clone(self), self.lanes.sign());
-        let (seat, plan) = (Arc::clone(seat), Arc::clone(plan));
-        // A handle of the user's would keep everything alive; a lane must not.
-        let streams = streams.downgrade();
-        let Some(writer) = self.table.writer(seat.partition) else {
-            let what = format!("partition {} has a lane already", seat.partition);
+    /// Starts the lane of a partition that has none, or whose lane has ended, at the position that is
+    /// stored at the server. Others are not disturbed. Any thread may call it; it waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Stopped`] when the partition has a lane, or when the consumer ends; and a thread that
+    /// cannot be started.
+    pub(crate) fn start_lane(self: &Arc<Self>, partition: u32, start: Stored) -> Result<()> {
+        self.table.grow(partition + 1);
+        let Some(mut writer) = self.table.writer(partition) else {
+            let what = format!("partition {partition} of {self} has a lane already");
             return Err(Error::new(ErrorKind::Stopped, "start", what));
         };
-        let name = format!("lane{}-{}", seat.partition, seat.topic);
+        let (alive, ended) = alive();
+        let (lane, outfit) = self.lanes.add(partition, ended)?;
+        writer.begin(start.id, start.ordinal);
+        let running = Arc::clone(self);
+        let name = format!("lane{partition}-{}", self.topic);
         self.spawn(name, move || {
-            match Lane::run(&plan, &seat, writer) {
-                LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
-                LaneEnd::ByPolicy(why) => {
-                    seat.monitor.enter(LaneState::Stopped, &why);
-                    log::warn!("{seat}: the partition has stopped: {why}");
-                }
-                LaneEnd::Failed(e) => {
-                    seat.monitor.enter(LaneState::Stopped, &e.to_string());
-                    match &on_fail {
-                        None => streams.fail(e),
-                        // Other lanes may fail before they hear of it.
-                        Some(hook) if !running.failed.swap(true, Ordering::Relaxed) => {
-                            log::error!("{running}: stopping: {e}");
-                            running.signal_stop();
-                            hook(&e);
-                        }
-                        Some(_) => {}
-                    }
-                }
-            }
+            let end = consume::Lane::run(&outfit.plan, &lane.seat, writer);
+            running.lane_ended(&lane, end, &outfit);
             drop(alive);
         })
+    }
+
+    /// Reads the partitions that were added to the topic, if any were since it was last asked, from their
+    /// beginning. Blocks for a few round trips.
+    ///
+    /// # Errors
+    ///
+    /// A server that cannot be reached or refuses, or a thread that cannot be started: to be tried again.
+    pub(crate) fn keep_up(
+        self: &Arc<Self>,
+        connection: &mut Connection,
+        timeout: Duration,
+    ) -> Result<()> {
+        let added = self.table.len()..self.partitions.seen();
+        let Some(outfit) = self.lanes.outfit().filter(|_| !added.is_empty()) else {
+            return Ok(());
+        };
+        let starts = if self.flusher.get().is_some() {
+            let store = &outfit.plan.store;
+            resolve_added(connection, store, added.clone(), timeout)?
+        } else {
+            vec![Stored::default(); added.len()]
+        };
+        log::info!(
+            "{self}: the topic has grown; partitions {added:?} are read from their beginning"
+        );
+        // one by one, so that what fails is tried again from there
+        added
+            .zip(starts)
+            .try_for_each(|(p, start)| self.start_lane(p, start))
+    }
+
+    /// What a lane does last.
+    fn lane_ended(&self, lane: &Arc<Lane>, end: LaneEnd, outfit: &Outfit) {
+        let seat = &lane.seat;
+        match end {
+            LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
+            LaneEnd::ByPolicy(why) => {
+                seat.monitor.enter(LaneState::Stopped, &why);
+                log::warn!("{seat}: the partition has stopped: {why}");
+            }
+            LaneEnd::Failed(e) => {
+                seat.monitor.enter(LaneState::Stopped, &e.to_string());
+                match &outfit.on_fail {
+                    None => outfit.streams.fail(e),
+                    // Other lanes may fail before they hear of it.
+                    Some(hook) if !self.failed.swap(true, Ordering::Relaxed) => {
+                        log::error!("{self}: stopping: {e}");
+                        self.signal_stop();
+                        hook(&e);
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        self.lanes.has_ended(lane);
+    }
+
+    /// Tells the lane of a partition to stop, and waits for nothing.
+    #[expect(dead_code, reason = "for whoever settles ownership")]
+    pub(crate) fn dismiss_lane(&self, partition: u32) {
+        let _ = self.lanes.dismiss(partition);
+    }
+
+    /// Stops the lane of a partition and waits until it has ended and what it finished is stored, but
+    /// no longer than `until`. Others are not disturbed, and the partition can be started again later.
+    /// Any thread but the lane's own may call it, also for several lanes at once. A lane that has not
+    /// ended by then leaves when it does.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for whoever settles ownership"))]
+    pub(crate) fn stop_lane(&self, partition: u32, until: Instant) -> Left {
+        if let Some(lane) = self.lanes.dismiss(partition) {
+            if !lane.ended.by(until) {
+                return Left::StillRunning;
+            }
+            self.lanes.has_ended(&lane); // it may have ended before it was told
+        }
+        if self.is_stored(partition, until) {
+            Left::Gone
+        } else {
+            Left::Unstored
+        }
+    }
+
+    /// Has everything stored, until that is so for this partition or the time is over.
+    fn is_stored(&self, partition: u32, until: Instant) -> bool {
+        let keeps = self.flusher.get().is_some() && partition < self.table.len();
+        // Of a reset that is under way the server knows by its marker.
+        let unstored =
+            || self.table.unstored(partition).is_some() && !self.resets.is_under_way(partition);
+        while keeps && unstored() {
+            if clock::now() >= until {
+                return false;
+            }
+            let seen = self.flushed.wakes();
+            self.flush_interrupt.set(FLUSH);
+            self.flushed
+                .wait(seen, until.min(clock::now() + FLUSH_RETRY));
+            if unstored() {
+                self.flushed.pause(FLUSH_PAUSE);
+            }
+        }
+        true
     }
 
     fn spawn(&self, name: String, f: impl FnOnce() + Send + 'static) -> Result<()> {
         let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
         let thread = builder.spawn(f);
         let thread = thread.map_err(|e| Error::io("start a thread", e))?;
-        self.threads.lock().push(thread);
+        let mut threads = self.threads.lock();
+        // of lanes that came and went
+        threads.retain(|t| !t.is_finished());
+        threads.push(thread);
         Ok(())
     }
 
     /// Tells every thread to end. Waits for nothing.
     pub(crate) fn signal_stop(&self) {
-        for seat in &self.seats {
-            seat.interrupt.cut(STOP);
-        }
+        self.lanes.end_all();
         self.flush_interrupt.set(CLOSING);
     }
 
@@ -197,37 +278,28 @@ impl Running {
                 .collect(),
             unsaved: self.unsaved.lock().clone(),
             still_running: self
-                .seats
+                .lanes
+                .all()
                 .iter()
-                .filter(|s| s.monitor.state() != LaneState::Stopped)
-                .map(|s| s.partition)
+                .filter(|lane| lane.state() != LaneState::Stopped)
+                .map(|lane| lane.seat.partition)
                 .collect(),
         }
     }
 
     fn join(&self, until: Instant) {
         let lanes_ended = self.lanes.all_ended(until);
-        if !self.flusher.all_ended(until) {
+        if let Some(flusher) = self.flusher.get().filter(|f| !f.by(until)) {
             // It may be waiting for a server that does not answer.
             self.flush_interrupt.cut(STOP);
-            self.flusher.all_ended(clock::now() + GRACE);
+            flusher.by(clock::now() + GRACE);
         }
         if lanes_ended {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
             let threads = std::mem::take(&mut *self.threads.lock());
             if !threads.is_empty() {
-                let total = |of: fn(&Monitor) -> &AtomicU64| -> u64 {
-                    let each = self
-                        .seats
-                        .iter()
-                        .map(|s| of(&s.monitor).load(Ordering::Relaxed));
-                    each.sum()
-                };
-                log::info!(
-                    "{self}: stopped; handled {}, stepped over {}",
-                    total(|m| &m.handled),
-                    total(|m| &m.skipped)
-                );
+                let Totals { handled, skipped } = self.lanes.totals();
+                log::info!("{self}: stopped; handled {handled}, stepped over {skipped}");
             }
             for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
@@ -249,30 +321,33 @@ impl Running {
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
-        self.seats.iter().map(|seat| {
-            let m = &seat.monitor;
-            // A lane that waits in the server notices only when the read ends.
-            let paused = seat.interrupt.bits() & PAUSE != 0 && m.state() == LaneState::Running;
-            PartitionStatus {
-                topic: Arc::clone(&self.topic),
-                consumer: Arc::clone(&self.name),
-                partition: seat.partition,
-                state: if paused { LaneState::Paused } else { m.state() },
-                reason: m.reason(),
-                in_state: Duration::from_millis(m.in_state_ms()),
-                position: self.table.load(seat.partition),
-                handled: m.handled.load(Ordering::Relaxed),
-                skipped: m.skipped.load(Ordering::Relaxed),
-                failures: m.failures.load(Ordering::Relaxed),
-                filtered: m.filtered.load(Ordering::Relaxed),
-                connects: m.connects.load(Ordering::Relaxed),
-                gaps: m.gaps.load(Ordering::Relaxed),
-                lost: m.lost.load(Ordering::Relaxed),
-                untold_gaps: m.untold_gaps.load(Ordering::Relaxed),
-                since_gap: m.since_gap_ms().map(Duration::from_millis),
-                unhealthy_block: self.unhealthy_block,
-            }
-        })
+        self.lanes.all().into_iter().map(|lane| self.status(&lane))
+    }
+
+    pub(super) fn status(&self, lane: &Lane) -> PartitionStatus {
+        let seat = &lane.seat;
+        let m = &seat.monitor;
+        // A lane that waits in the server notices only when the read ends.
+        let paused = seat.interrupt.bits() & PAUSE != 0 && m.state() == LaneState::Running;
+        PartitionStatus {
+            topic: Arc::clone(&self.topic),
+            consumer: Arc::clone(&self.name),
+            partition: seat.partition,
+            state: if paused { LaneState::Paused } else { m.state() },
+            reason: m.reason(),
+            in_state: Duration::from_millis(m.in_state_ms()),
+            position: self.table.load(seat.partition),
+            handled: m.handled.load(Ordering::Relaxed),
+            skipped: m.skipped.load(Ordering::Relaxed),
+            failures: m.failures.load(Ordering::Relaxed),
+            filtered: m.filtered.load(Ordering::Relaxed),
+            connects: m.connects.load(Ordering::Relaxed),
+            gaps: m.gaps.load(Ordering::Relaxed),
+            lost: m.lost.load(Ordering::Relaxed),
+            untold_gaps: m.untold_gaps.load(Ordering::Relaxed),
+            since_gap: m.since_gap_ms().map(Duration::from_millis),
+            unhealthy_block: self.unhealthy_block,
+        }
     }
 }
 

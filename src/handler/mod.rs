@@ -2,6 +2,7 @@
 
 mod codec;
 mod failure;
+mod rooms;
 mod traits;
 mod typed;
 mod typed_batch;

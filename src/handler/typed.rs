@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use crate::{Codec, HandlerResult, Message, MessageHandler};
 
-use super::codec::DecodedBy;
+use super::{codec::DecodedBy, rooms::Rooms};
 
 /// Takes decoded messages of one partition, one by one, in order.
 ///
@@ -50,6 +50,10 @@ use super::codec::DecodedBy;
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no handler of decoded messages",
+    note = "wrap a closure: `typed::<Order<'static>>(|order, message| Ok(()))`"
+)]
 pub trait TypedHandler: Send {
     /// What bodies are decoded into, borrowing for `'a` from the lane. Its [`Codec`] says what it takes to
     /// be decoded; for JSON it is to implement [`Deserialize`](serde::Deserialize).
@@ -84,6 +88,11 @@ pub trait TypedHandler: Send {
 /// });
 /// # drop(handler);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no type to decode into",
+    note = "say which: `impl Schema for Order<'static> {{ type Of<'a> = Order<'a>; }}`; for a type that \
+            borrows nothing: `impl Schema for Order {{ type Of<'a> = Order; }}`"
+)]
 pub trait Schema {
     /// This type at another lifetime.
     type Of<'a>;
@@ -114,7 +123,7 @@ where
 struct Decoded<C, H> {
     codec: C,
     handler: H,
-    room: Vec<u8>,
+    rooms: Rooms,
 }
 
 impl<C, H> MessageHandler for Decoded<C, H>
@@ -123,10 +132,13 @@ where
     C: for<'a> Codec<'a, H::Value<'a>> + Send,
 {
     fn handle(&mut self, message: &Message<'_>) -> HandlerResult {
-        self.room.clear();
-        let value = self.codec.decode(message.body(), &mut self.room);
-        let value = value.map_err(|e| e.decoding(message))?;
-        self.handler.handle(value, message)
+        let room = &mut self.rooms.lend(1)[0];
+        let value = self.codec.decode(message.body(), room);
+        let value = value.map_err(|e| e.decoding(message));
+        let result = value.and_then(|value| self.handler.handle(value, message));
+        // A handler that panics takes them down with it.
+        self.rooms.take_back(1);
+        result
     }
 }
 
@@ -139,7 +151,7 @@ where
         Box::new(Decoded {
             codec,
             handler: self,
-            room: Vec::new(),
+            rooms: Rooms::default(),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     ops::Range,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -69,6 +69,13 @@ impl Connection {
         let deadline = super::after(timeout);
         let share = (timeout / DIAL_SHARE).min(Duration::from_secs(1));
         let pass = gate.enter(interrupt, super::after(timeout.saturating_sub(share)))?;
+        if clock::now() >= deadline {
+            // No news of the server, and nothing to hold others back for.
+            pass.abandoned();
+            let what = "no time was left to connect";
+            let e = Error::new(ErrorKind::Connect, "connect", what);
+            return Err(e.at(target.endpoint()));
+        }
         let shared = Arc::clone(&gate);
         match Self::establish(target, client_name, interrupt, shared, deadline, timeout) {
             Ok(connection) => {
@@ -295,27 +302,6 @@ impl Connection {
         Ok(answers)
     }
 
-    /// Sends commands that were rendered elsewhere and hands each of their `n` answers to `take` as it
-    /// came, an error's included, `timeout` in total. Allocates nothing in steady state.
-    ///
-    /// A failure breaks the connection. It is `Unknown` as soon as any byte went out.
-    pub(crate) fn ask_raw(
-        &mut self,
-        commands: &[u8],
-        n: usize,
-        timeout: Duration,
-        mut take: impl FnMut(usize, &[u8]),
-    ) -> Result<(), Error> {
-        self.check_idle()?;
-        let deadline = super::after(timeout);
-        self.send(commands, timeout)?;
-        for i in 0..n {
-            let place = self.receive(deadline, timeout)?;
-            take(i, &self.replies[place]);
-        }
-        self.nothing_left()
-    }
-
     fn send_out(&mut self, timeout: Duration) -> Result<(), Error> {
         self.check_idle()?;
         let sent = self.socket.send_all(&self.out, timeout);
@@ -515,50 +501,68 @@ fn key_of<'a>(name: &str, args: &[&'a [u8]]) -> Option<&'a [u8]> {
 }
 
 /// A connection that one thread writes to while another reads from it. Who does which is for its owner
-/// to see to; that answers match questions too.
+/// to see to; that answers match questions too, and what a failure means for each of them.
 #[derive(Debug)]
-pub(crate) struct Duplex(Connection);
+pub(crate) struct Duplex {
+    connection: Connection,
+    /// What ended it. Who fails because another has failed before says what the other did.
+    failure: OnceLock<Error>,
+}
 
 impl Duplex {
     /// From here on the connection is used for nothing else.
     pub(crate) fn of(connection: Connection) -> Self {
-        Self(connection)
+        Self {
+            connection,
+            failure: OnceLock::new(),
+        }
     }
 
     /// As [`Connection::send`], but tells how many bytes were taken before a failure.
     pub(crate) fn send(&self, bytes: &[u8], timeout: Duration) -> Result<(), (usize, Error)> {
-        self.0.refuse_if_broken().map_err(|e| (0, e))?;
-        let sent = self.0.socket.send_all(bytes, timeout);
-        sent.map_err(|e| (e.written, self.0.unsent(e, timeout)))
+        self.refuse_if_ended().map_err(|e| (0, e))?;
+        let sent = self.connection.socket.send_all(bytes, timeout);
+        sent.map_err(|e| (e.written, self.lost(e.source, timeout)))
     }
 
     /// As [`Connection::recv`], but nothing within `timeout` is no failure: it gives `None`.
     pub(crate) fn recv(&self, buf: &mut [u8], timeout: Duration) -> Result<Option<usize>, Error> {
-        self.0.refuse_if_broken()?;
-        match self.0.socket.recv(buf, timeout) {
+        self.refuse_if_ended()?;
+        match self.connection.socket.recv(buf, timeout) {
             Ok(n) => Ok(Some(n)),
             Err(e) if e.kind() == io::ErrorKind::TimedOut => Ok(None),
-            Err(e) => Err(self.0.lost(e, timeout).with_outcome(Outcome::Unknown)),
+            Err(e) => Err(self.lost(e, timeout)),
         }
     }
 
     /// As [`Connection::check_idle`].
     pub(crate) fn check_idle(&self) -> Result<(), Error> {
-        self.0.refuse_if_broken()?;
-        let idle = self.0.socket.expect_silence();
-        idle.map_err(|e| self.0.lost(e, Duration::ZERO))
+        self.refuse_if_ended()?;
+        let idle = self.connection.socket.expect_silence();
+        idle.map_err(|e| self.lost(e, Duration::ZERO))
     }
 
     /// Gives it up for having said nothing in `timeout`: whoever waits on it returns at once.
     pub(crate) fn give_up(&self, timeout: Duration) -> Error {
-        let e = io::ErrorKind::TimedOut.into();
-        self.0.lost(e, timeout).with_outcome(Outcome::Unknown)
+        self.lost(io::ErrorKind::TimedOut.into(), timeout)
     }
 
     /// Ends it, for having said what it should not.
     pub(crate) fn shutdown(&self) {
-        self.0.broken.store(true, Ordering::Relaxed);
-        self.0.socket.shutdown();
+        self.connection.broken.store(true, Ordering::Relaxed);
+        self.connection.socket.shutdown();
+    }
+
+    #[inline]
+    fn refuse_if_ended(&self) -> Result<(), Error> {
+        let refused = self.connection.refuse_if_broken();
+        refused.map_err(|e| self.failure.get_or_init(|| e).again())
+    }
+
+    #[cold]
+    fn lost(&self, source: io::Error, timeout: Duration) -> Error {
+        let lost = || self.connection.lost(source, timeout);
+        self.failure.get_or_init(lost).again()
     }
 }
 

@@ -22,6 +22,15 @@ impl Deadline {
         }
     }
 
+    /// One that has just passed.
+    #[cfg(test)]
+    pub(crate) fn spent(allowed: Duration) -> Self {
+        Self {
+            at_ms: clock::coarse_ms(),
+            allowed,
+        }
+    }
+
     /// What the whole call was allowed.
     pub(crate) fn allowed(self) -> Duration {
         self.allowed
@@ -32,11 +41,16 @@ impl Deadline {
         Duration::from_millis(self.at_ms.saturating_sub(clock::coarse_ms()))
     }
 
+    /// Whether three quarters of its time, or more, come after a moment of the coarse clock.
+    pub(crate) fn is_mostly_after(self, ms: u64) -> bool {
+        ms.saturating_add(clock::ceil_ms(self.allowed / 4 * 3)) <= self.at_ms
+    }
+
     /// What a single wait may take: all that was allowed while next to nothing of it is used up, so that
     /// a socket's timeout need not be set anew for every call.
     pub(crate) fn wait(self) -> Duration {
         let left = self.left();
-        let untouched = left + Duration::from_millis(TICK_MS) >= self.allowed;
+        let untouched = !left.is_zero() && left + Duration::from_millis(TICK_MS) >= self.allowed;
         if untouched { self.allowed } else { left }
     }
 }
@@ -50,10 +64,9 @@ mod tests {
         let d = Deadline::after(Duration::from_secs(5));
         assert!(d.left() <= Duration::from_secs(5) && d.allowed() == Duration::from_secs(5));
         assert_eq!(d.wait(), d.allowed(), "as long as nothing is used up");
-        let past = Deadline {
-            at_ms: clock::coarse_ms().saturating_sub(1),
-            allowed: Duration::from_secs(5),
-        };
+        let past = Deadline::spent(d.allowed());
         assert!(past.left().is_zero() && past.wait().is_zero());
+        let short = Deadline::spent(Duration::from_millis(1));
+        assert!(short.wait().is_zero(), "however short it was");
     }
 }

@@ -58,8 +58,17 @@ impl Inbox {
     ///
     /// The connection must be given up. An error *reply* is no error here but a [`Head::Error`].
     pub(crate) fn next(&mut self, connection: &mut Connection, by: Deadline) -> Result<Head> {
+        self.next_by(Self::take, connection, by)
+    }
+
+    fn next_by(
+        &mut self,
+        take: impl Fn(&mut Self) -> Result<Option<Head>>,
+        connection: &mut Connection,
+        by: Deadline,
+    ) -> Result<Head> {
         loop {
-            if let Some(head) = self.take()? {
+            if let Some(head) = take(self)? {
                 return Ok(head);
             }
             let spin = self.spin;
@@ -77,13 +86,23 @@ impl Inbox {
     /// The next reply of those that have arrived, if there is a whole one; as [`next`](Self::next).
     #[inline]
     pub(crate) fn take(&mut self) -> Result<Option<Head>> {
+        match self.take_head()? {
+            Some(Head::Array(_) | Head::Map(_) | Head::Push(_) | Head::Attribute(_)) => {
+                Err(not_a_reply("an aggregate where a short reply belongs"))
+            }
+            short => Ok(short),
+        }
+    }
+
+    /// As [`take`](Self::take), and of an aggregate its size.
+    #[inline]
+    fn take_head(&mut self) -> Result<Option<Head>> {
         let mut c = Cursor::new(&self.bytes[..self.filled], self.at);
         match c.head() {
-            Ok(head @ (Head::Text(_) | Head::Error(_) | Head::Scalar(_) | Head::Nil)) => {
+            Ok(head) => {
                 self.at = c.at();
                 Ok(Some(head))
             }
-            Ok(_) => Err(not_a_reply("an aggregate where a short reply belongs")),
             Err(Stop::Bad(why)) => Err(not_a_reply(why)),
             Err(Stop::Short(_)) => Ok(None),
         }
@@ -140,6 +159,36 @@ impl Inbox {
             }
         }
         refused.map_or(Ok(()), Err)
+    }
+
+    /// Sends a command that is answered with `n` values, and passes on those that are not nil.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal. After any other error the connection must be given up.
+    pub(crate) fn ask_fields(
+        &mut self,
+        connection: &mut Connection,
+        command: &[u8],
+        n: usize,
+        timeout: Duration,
+        mut each: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let by = Deadline::after(timeout);
+        self.clear();
+        connection.send(command, timeout)?;
+        match self.next_by(Self::take_head, connection, by)? {
+            Head::Array(size) if size == n => {}
+            Head::Error(text) => return Err(Error::server("read", self.text(text))),
+            _ => return Err(not_a_reply("not a value for each field")),
+        }
+        for i in 0..n {
+            match self.next(connection, by)? {
+                Head::Nil => {}
+                head => each(i, self.bytes_of(head)),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -236,6 +285,32 @@ mod tests {
         let soon = Deadline::after(Duration::from_millis(100));
         let e = Inbox::default().next(&mut c, soon).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Timeout);
+    }
+
+    #[test]
+    fn fields_are_passed_on_with_their_place_and_nils_are_not() {
+        let fields = |c: &mut Connection, reply: &[u8], n| {
+            let (mut out, mut seen) = (Vec::new(), Vec::new());
+            resp::whole(&mut out, &[b"SAY", reply]);
+            let each = |i, value: &[u8]| seen.push((i, value.to_vec()));
+            let asked = Inbox::default().ask_fields(c, &out, n, LONG, each);
+            asked.map(|()| seen)
+        };
+        let (_stub, mut c) = parrot();
+        let seen = fields(&mut c, b"*3\r\n$-1\r\n$3\r\n0-0\r\n_\r\n", 3);
+        assert_eq!(seen.unwrap(), [(1, b"0-0".to_vec())]);
+        let e = fields(&mut c, b"-WRONGTYPE no hash\r\n", 3).unwrap_err();
+        assert_eq!(e.server_code(), Some("WRONGTYPE"));
+        assert_eq!(fields(&mut c, b"*0\r\n", 0).unwrap(), [], "in step");
+        for odd in [
+            &b"*2\r\n$-1\r\n$-1\r\n"[..],
+            b":3\r\n",
+            b"*3\r\n*1\r\n:1\r\n",
+        ] {
+            let (_stub, mut c) = parrot();
+            let e = fields(&mut c, odd, 3).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Protocol, "{e}");
+        }
     }
 
     #[test]

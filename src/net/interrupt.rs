@@ -115,18 +115,18 @@ impl Interrupt {
     }
 
     /// How often [`Self::wake`] was called: to be read before looking at what one waits for.
-    pub(super) fn wakes(&self) -> u64 {
+    pub(crate) fn wakes(&self) -> u64 {
         self.state.lock().wakes
     }
 
     /// Ends a [`Self::wait`] without setting any bit.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.state.lock().wakes += 1;
         self.woken.notify_all();
     }
 
     /// Waits for a wake-up later than `seen`, a cut, or the moment `until`.
-    pub(super) fn wait(&self, seen: u64, until: Instant) {
+    pub(crate) fn wait(&self, seen: u64, until: Instant) {
         let mut state = self.state.lock();
         while state.wakes == seen && !self.is_cut_under(&state) {
             if self.woken.wait_until(&mut state, until).timed_out() {
@@ -136,7 +136,7 @@ impl Interrupt {
     }
 
     /// Waits for `time` at most, or until a cut.
-    pub(super) fn pause(&self, time: Duration) {
+    pub(crate) fn pause(&self, time: Duration) {
         self.wait(self.wakes(), clock::now() + time);
     }
 }

@@ -3,22 +3,37 @@
 //! A slot is a sequence lock: the version is odd while a write is under way, and a reader that saw it
 //! odd, or changed, tries again. A write is four plain stores between two version stores, a few
 //! nanoseconds; a reader never delays a writer.
+//!
+//! Slots never move, so a table grows under its readers and writers: it has segments, each twice as long
+//! as the one before, which are made when they are first needed.
 
-use std::sync::Arc;
+use std::{array, sync::Arc};
 
 use crossbeam_utils::CachePadded;
 
 use crate::{
     StreamId,
-    sync::{AtomicBool, AtomicU64, Ordering, fence, spin},
+    sync::{AtomicBool, AtomicU32, AtomicU64, OnceLock, Ordering, fence, spin},
 };
 
 /// What is stored for "not known", in a number that never gets there by counting.
 const UNKNOWN: u64 = u64::MAX;
 
+/// How many slots the first segment has. The fewer of them and of segments, the quicker is a model.
+const FIRST: u64 = if cfg!(loom) { 1 } else { 16 };
+/// Enough for every partition that a `u32` can name.
+const SEGMENTS: usize = if cfg!(loom) {
+    2
+} else {
+    33 - FIRST.ilog2() as usize
+};
+
 /// The positions of a consumer, by partition.
 #[derive(Debug)]
-pub(crate) struct Table(Box<[CachePadded<Slot>]>);
+pub(crate) struct Table {
+    segments: [OnceLock<Box<[CachePadded<Slot>]>>; SEGMENTS],
+    len: AtomicU32,
+}
 
 /// A partition's position at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,34 +53,78 @@ struct Slot {
     ms: AtomicU64,
     seq: AtomicU64,
     ordinal: AtomicU64,
-    /// The version that is stored; says nothing about the other fields.
+    /// The version that is stored.
     stored: AtomicU64,
     claimed: AtomicBool,
 }
 
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            version: AtomicU64::new(0),
+            ms: AtomicU64::new(0),
+            seq: AtomicU64::new(0),
+            ordinal: AtomicU64::new(UNKNOWN),
+            stored: AtomicU64::new(0),
+            claimed: AtomicBool::new(false),
+        }
+    }
+}
+
+/// The segment that a partition's slot is in, and its place there.
+fn place(partition: u32) -> (usize, usize) {
+    let n = u64::from(partition) + FIRST;
+    let segment = n.ilog2() - FIRST.ilog2();
+    (segment as usize, (n - (FIRST << segment)) as usize)
+}
+
 impl Table {
     pub(crate) fn new(partitions: u32) -> Self {
-        let slot = |_| {
-            CachePadded::new(Slot {
-                version: AtomicU64::new(0),
-                ms: AtomicU64::new(0),
-                seq: AtomicU64::new(0),
-                ordinal: AtomicU64::new(UNKNOWN),
-                stored: AtomicU64::new(0),
-                claimed: AtomicBool::new(false),
-            })
+        let table = Self {
+            segments: array::from_fn(|_| OnceLock::new()),
+            len: AtomicU32::new(0),
         };
-        Self((0..partitions).map(slot).collect())
+        table.grow(partitions);
+        table
     }
 
     pub(crate) fn len(&self) -> u32 {
-        self.0.len() as u32
+        // Acquire pairs with the Release of `grow`: the slots of all these partitions are there.
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Makes room for partitions up to this many; a table never gets smaller. Who reads or writes a
+    /// position meanwhile is not disturbed.
+    pub(crate) fn grow(&self, partitions: u32) {
+        let Some(last) = partitions.checked_sub(1) else {
+            return;
+        };
+        for (i, segment) in self.segments.iter().enumerate().take(place(last).0 + 1) {
+            segment.get_or_init(|| (0..FIRST << i).map(|_| CachePadded::default()).collect());
+        }
+        // Release pairs with the Acquire of `len`.
+        self.len.fetch_max(partitions, Ordering::Release);
+    }
+
+    fn get(&self, partition: u32) -> Option<&Slot> {
+        let (segment, place) = place(partition);
+        let slots = self.segments[segment].get()?;
+        (partition < self.len()).then(|| &*slots[place])
+    }
+
+    /// # Panics
+    ///
+    /// When there is no such partition.
+    fn slot(&self, partition: u32) -> &Slot {
+        let (segment, place) = place(partition);
+        let slots = self.segments[segment].get();
+        &slots.expect("a partition of the table")[place]
     }
 
     /// The right to write one partition's position; `None` while somebody else has it, or when there
     /// is no such partition.
     pub(crate) fn writer(self: &Arc<Self>, partition: u32) -> Option<Writer> {
-        let slot = self.0.get(partition as usize)?;
+        let slot = self.get(partition)?;
         // Acquire: what the writer before us stored is what we go on from.
         let taken = slot.claimed.swap(true, Ordering::Acquire);
         (!taken).then(|| Writer {
@@ -80,7 +139,7 @@ impl Table {
     ///
     /// When there is no such partition.
     pub(crate) fn load(&self, partition: u32) -> Snapshot {
-        let slot = &self.0[partition as usize];
+        let slot = self.slot(partition);
         loop {
             if let Some(snapshot) = slot.try_load() {
                 return snapshot;
@@ -92,13 +151,14 @@ impl Table {
     /// A partition's position, unless it is stored.
     pub(crate) fn unstored(&self, partition: u32) -> Option<Snapshot> {
         let now = self.load(partition);
-        let stored = self.0[partition as usize].stored.load(Ordering::Relaxed);
+        // No older than what the writer had marked before it wrote what was just loaded.
+        let stored = self.slot(partition).stored.load(Ordering::Relaxed);
         (now.version > stored).then_some(now)
     }
 
     /// Says that a partition's position is stored as it was in this version.
     pub(crate) fn stored(&self, partition: u32, version: u64) {
-        let slot = &self.0[partition as usize];
+        let slot = self.slot(partition);
         slot.stored.fetch_max(version, Ordering::Relaxed);
     }
 }
@@ -136,10 +196,24 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
+    /// Takes up the position that is stored at the server, in place of any that was left here. Nobody
+    /// takes it for one that has yet to be stored.
+    pub(crate) fn begin(&mut self, id: StreamId, ordinal: Option<u64>) {
+        // Before the write, whose Release then shows the mark to whoever sees the position.
+        let version = self
+            .table
+            .slot(self.partition)
+            .version
+            .load(Ordering::Relaxed)
+            + 2;
+        self.stored(version);
+        self.store(id, ordinal);
+    }
+
     /// Moves the position to `id`, which must not lie before the present one, unless it is a reset.
     #[inline]
     pub(crate) fn store(&mut self, id: StreamId, ordinal: Option<u64>) {
-        let slot = &self.table.0[self.partition as usize];
+        let slot = self.table.slot(self.partition);
         // Only we write it.
         let version = slot.version.load(Ordering::Relaxed);
         slot.version.store(version + 1, Ordering::Relaxed);
@@ -172,7 +246,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // Release pairs with the Acquire of `Table::writer`.
-        self.table.0[self.partition as usize]
+        self.table
+            .slot(self.partition)
             .claimed
             .store(false, Ordering::Release);
     }
@@ -204,6 +279,56 @@ mod tests {
         drop(w);
         assert!(table.writer(0).is_some());
         assert!(table.writer(1).is_none(), "there is no partition 1");
+    }
+
+    #[test]
+    fn every_partition_has_a_place_of_its_own() {
+        let mut next = (0, 0);
+        for p in 0..5000 {
+            assert_eq!(place(p), next, "{p}");
+            next.1 += 1;
+            if next.1 as u64 == FIRST << next.0 {
+                next = (next.0 + 1, 0);
+            }
+        }
+        assert_eq!(place(u32::MAX).0, SEGMENTS - 1);
+    }
+
+    #[test]
+    fn a_table_grows_around_its_writers_and_never_shrinks() {
+        let table = Arc::new(Table::new(0));
+        assert_eq!((table.len(), table.writer(0).is_none()), (0, true));
+        table.grow(3);
+        let mut w = table.writer(2).unwrap();
+        assert!(table.writer(3).is_none());
+        w.store(StreamId::new(1, 0), None);
+        for (to, len) in [(100, 100), (50, 100), (0, 100), (101, 101)] {
+            table.grow(to);
+            assert_eq!(table.len(), len);
+        }
+        w.store(StreamId::new(2, 0), None);
+        assert_eq!(table.load(2).id, StreamId::new(2, 0));
+        assert!(table.writer(2).is_none() && table.writer(100).is_some());
+        assert_eq!(table.load(100).version, 0);
+    }
+
+    #[test]
+    fn what_a_writer_begins_with_is_stored_already() {
+        let table = Arc::new(Table::new(1));
+        let mut w = table.writer(0).unwrap();
+        w.begin(StreamId::new(9, 0), Some(4));
+        assert_eq!(table.load(0).id, StreamId::new(9, 0));
+        assert_eq!(table.unstored(0), None);
+        w.store(StreamId::new(10, 0), Some(5));
+        let left = table.unstored(0).unwrap();
+        drop(w);
+        // the partition was elsewhere meanwhile: what was not stored here is out of date
+        let mut w = table.writer(0).unwrap();
+        w.begin(StreamId::new(7, 0), None);
+        assert_eq!(table.unstored(0), None);
+        table.stored(0, left.version);
+        w.store(StreamId::new(8, 0), None);
+        assert!(table.unstored(0).is_some());
     }
 
     #[test]
@@ -249,7 +374,7 @@ mod model {
             });
             let mut last = StreamId::MIN;
             for _ in 0..2 {
-                let Some(now) = table.0[0].try_load() else {
+                let Some(now) = table.slot(0).try_load() else {
                     continue;
                 };
                 if now.version > 0 {
@@ -261,6 +386,47 @@ mod model {
             }
             writer.join().unwrap();
             assert_eq!(table.load(0).id, StreamId::new(2, 102));
+        });
+    }
+
+    /// A partition that is added while others look: what they see of it is what its writer wrote.
+    #[test]
+    fn a_partition_that_is_there_is_there_whole() {
+        loom::model(|| {
+            let table = Arc::new(Table::new(1));
+            let ours = Arc::clone(&table);
+            let grower = thread::spawn(move || {
+                ours.grow(2);
+                let mut w = ours.writer(1).expect("nobody else takes it");
+                w.store(StreamId::new(1, 101), Some(201));
+            });
+            table.grow(2); // both at once, as when two hear of it
+            if let Some(now) = table.slot(1).try_load() {
+                let seen = (now.id, now.ordinal);
+                let whole = (StreamId::new(1, 101), Some(201));
+                assert!(now.version == 0 || seen == whole, "torn: {now:?}");
+            }
+            grower.join().unwrap();
+            assert_eq!((table.len(), table.load(1).version), (2, 2));
+        });
+    }
+
+    /// The flusher at the moment a lane begins: it never finds the beginning unstored, for by then it
+    /// may be out of date at the server.
+    #[test]
+    fn a_beginning_is_never_taken_for_progress() {
+        loom::model(|| {
+            let table = Arc::new(Table::new(1));
+            let mut w = table.writer(0).unwrap();
+            let lane = thread::spawn(move || {
+                w.begin(StreamId::new(1, 101), Some(201));
+                w.store(StreamId::new(2, 102), Some(202));
+            });
+            let beginning = table.unstored(0).filter(|now| now.id.ms() == 1);
+            assert_eq!(beginning, None);
+            lane.join().unwrap();
+            let left = table.unstored(0).map(|now| now.id);
+            assert_eq!(left, Some(StreamId::new(2, 102)));
         });
     }
 

@@ -10,17 +10,19 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Error, Outcome};
+use crate::{Error, Outcome, wire::RoundRobin};
 
 /// The counters of one topic, shared by all its publishers in this process.
 #[derive(Debug, Default)]
 pub(crate) struct PublishCounts {
+    /// Whose turn it is among the partitions.
+    pub(super) turns: RoundRobin,
     /// By partition. The lock is for growth; publishers hold on to the counters themselves.
     stored: Mutex<Vec<Arc<AtomicU64>>>,
     others: [AtomicU64; OTHERS],
 }
 
-const OTHERS: usize = 5;
+const OTHERS: usize = 6;
 
 /// A count that no partition has of its own.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub(crate) enum Count {
     Repeated,
     /// Pushed out of a full queue.
     Dropped,
+    /// Given back from a queue.
+    Returned,
     /// Waiting in a queue now.
     Queued,
 }
@@ -64,7 +68,7 @@ impl PublishCounts {
     }
 
     pub(crate) fn status(&self, topic: &str) -> PublishStatus {
-        let [refused, unknown, repeated, dropped, queued] =
+        let [refused, unknown, repeated, dropped, returned, queued] =
             array::from_fn(|i| self.others[i].load(Ordering::Relaxed));
         let stored = self.stored.lock();
         PublishStatus {
@@ -74,6 +78,7 @@ impl PublishCounts {
             unknown,
             repeated,
             dropped,
+            returned,
             queued,
         }
     }
@@ -96,6 +101,8 @@ pub struct PublishStatus {
     pub repeated: u64,
     /// How many were pushed out of a full queue to make room.
     pub dropped: u64,
+    /// How many were given back from a buffered publisher's queue. They are not stored.
+    pub returned: u64,
     /// How many wait in a buffered publisher's queue at this moment.
     pub queued: u64,
 }

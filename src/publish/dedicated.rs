@@ -69,6 +69,7 @@ impl DedicatedPublisher {
     }
 
     /// As [`Publisher::publish_batch`](crate::Publisher::publish_batch).
+    #[must_use = "each message has a result of its own"]
     pub fn publish_batch(&mut self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
         self.publish_batch_into(messages, &mut results);

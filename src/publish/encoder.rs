@@ -17,7 +17,7 @@ use crate::{
 
 use super::{Count, Outgoing, PublishPlan, StreamKeys};
 
-/// Turns messages into commands. It never changes: it is made anew when the topic is looked at anew.
+/// Turns messages into commands. It never changes: it is made anew when the topic has grown.
 #[derive(Debug)]
 pub(super) struct Encoder {
     plan: Arc<PublishPlan>,
@@ -92,9 +92,9 @@ impl Encoder {
         format!("{}once:", self.plan.keys.prefix())
     }
 
-    /// One turn of the round robin, for messages that have neither key nor partition.
+    /// The next partition in turn, for messages that have neither key nor partition.
     pub(super) fn turn(&self) -> u32 {
-        self.plan.round_robin.next(self.partitions())
+        self.plan.counts.turns.next(self.partitions())
     }
 
     /// The partition of a message; `keyless` is asked when nothing in it decides.

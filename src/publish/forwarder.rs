@@ -8,7 +8,10 @@ use redis::Value;
 use crate::{
     Message, Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Deadline, resp},
+    net::{
+        Deadline, resp,
+        script::{Form, Script, by_hash_first},
+    },
     quiet::{HeldBack, Quiet},
 };
 
@@ -16,7 +19,6 @@ use super::{
     Encoder, Outgoing, Packing, PublishPlan,
     link::{Link, is_over},
     once::{check_marker, check_ttl},
-    script::{Form, Script, by_hash_first},
 };
 
 /// Publishes to a topic what comes of the messages of ordered sources, exactly once in effect: a message
@@ -42,7 +44,8 @@ use super::{
 ///         match shipping.forward(&Source::of(m), &out).or_block()? {
 ///             Forwarding::Forwarded(_) | Forwarding::AlreadyForwarded => Ok(()),
 ///             Forwarding::OutOfOrder { mark } => {
-///                 Err(format!("{} came after {mark}, which was forwarded", m.id()).into())
+///                 // A person is to look at it, rather than that it is stepped over.
+///                 Err(format!("{} came after {mark}, which was forwarded", m.id())).or_stop()
 ///             }
 ///         }
 ///     })
@@ -70,7 +73,6 @@ struct Shared {
 /// What one call needs at a time.
 struct Desk {
     link: Link,
-    out: Vec<u8>,
     packing: Packing,
 }
 
@@ -86,13 +88,13 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The partition a message was read from by an ordered consumer, under the name `<topic>:<partition>`,
-    /// at the message's id. The dedupe id is `<topic>:<partition>:<id>`.
+    /// The partition a message was read from by an ordered consumer, under the name
+    /// `<topic>:<partition>/<consumer>`, at the message's id. The dedupe id is that name, `:` and the id. So
+    /// two consumers that forward one topic, say with different filters, are two sources.
     pub fn of(message: &Message<'_>) -> Source<'static> {
-        Source::in_order(
-            format!("{}:{}", message.topic(), message.partition()),
-            message.id(),
-        )
+        let (topic, partition) = (message.topic(), message.partition());
+        let name = format!("{topic}:{partition}/{}", message.consumer());
+        Source::in_order(name, message.id())
     }
 
     /// A source of your own, which you know to be in order, by a name that nothing else forwarded to the
@@ -204,7 +206,6 @@ impl Forwarder {
             shared: Arc::new(Shared {
                 desk: Mutex::new(Desk {
                     link: Link::new(Arc::clone(&plan)),
-                    out: Vec::new(),
                     packing: Packing::default(),
                 }),
                 quiet: Mutex::default(),
@@ -267,7 +268,9 @@ impl Forwarder {
                 let what = format!("waited {ms} ms for other callers of this forwarder");
                 return Err(Error::new(ErrorKind::Timeout, "forward", what));
             };
-            desk.forward(self, source, messages, by)
+            let forwarding = desk.forward(self, source, messages, by);
+            desk.link.rest();
+            forwarding
         });
         match &forwarding {
             Ok(Forwarding::OutOfOrder { mark }) => self.warn(source, *mark),
@@ -383,7 +386,7 @@ impl Desk {
             encoder.after_key(&mut appends, &entry);
             args += 1 + n;
         }
-        let out = &mut self.out;
+        let out = self.link.out();
         out.clear();
         FORWARD.begin(out, form, 2 + messages.len(), args);
         resp::arg(out, forwarder.marks.as_bytes());
@@ -403,7 +406,7 @@ impl Desk {
     fn exchange(&mut self, by: Deadline) -> Result<Value> {
         let mut c = self.link.take_connection(by)?;
         // The server does not run a command it has only a part of.
-        c.send(&self.out, by.wait())
+        c.send(self.link.out(), by.wait())
             .map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let answer = c.answers(1, by.wait())?.remove(0);
         if !answer.as_ref().is_err_and(is_over) {

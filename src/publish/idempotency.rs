@@ -12,7 +12,10 @@ use redis::{Cmd, Value};
 use crate::{
     Result, clock,
     error::{Error, ErrorKind},
-    net::{Connection, Deadline, Target},
+    net::{
+        Connection, Deadline, Target,
+        script::{Script, by_hash_first},
+    },
     wire::InstanceId,
 };
 
@@ -20,7 +23,6 @@ use super::{
     link::is_over,
     once::{check_marker, check_ttl},
     plan::dial,
-    script::{Script, by_hash_first},
 };
 
 /// Tells the first sight of an id from the others, so that what must happen once is not done twice: for
@@ -36,10 +38,13 @@ use super::{
 /// | | [`try_begin`](Self::try_begin) | [`claim`](Self::claim) |
 /// |---|---|---|
 /// | the work fails | not done, until the time is over: it is **lost** unless you see to it | the claim is released, the next call may try |
-/// | the process dies between claim and work, or in it | the same | as if it failed, once the claim's time is over |
+/// | the process dies between claim and work, or in it | the same | [`Claimed`](Sight::Claimed) until the claim's time is over, then as if it failed |
 /// | the work takes longer than the time | may be done **twice** | the same, but [`Claim::complete`] tells |
-/// | the answer to the call is lost | an error; if it was the first, nobody will be told so: **lost** as above | an error; if it was the first, the id is free once the claim's time is over |
+/// | the answer to the call is lost | an error; if it was the first, nobody will be told so: **lost** as above | an error, then as above |
 /// | the marker is lost (failover, eviction) | may be done **twice** | the same |
+///
+/// A forwarder leaves its markers in the scope that is named like its target topic: there every id that was
+/// forwarded counts as done. Name scopes otherwise, such as `shipping/labels`.
 ///
 /// Where the work is publishing, [`Draft::dedupe`](crate::Draft::dedupe) does both in one step and
 /// loses nothing.
@@ -122,49 +127,105 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for an id that is empty or above 1024 bytes, or a `ttl` below 1 ms or
+    /// [`ErrorKind::Argument`] for an id that is blank or above 1024 bytes, or a `ttl` below 1 ms or
     /// above 100 years. Otherwise the server refused or could not be reached:
     /// [`Error::outcome`] tells whether the id may be marked all the same.
     pub fn try_begin(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
         let by = Deadline::after(self.shared.timeout);
-        self.shared.mark(id.as_ref(), DONE, ttl, by)
+        let before = self.shared.mark(id.as_ref(), DONE, ttl, by)?;
+        Ok(before.is_none())
     }
 
-    /// A claim on `id` for up to `ttl`, which is how long the work may take; `None` if it is claimed or
-    /// done already. Dropped without [`complete`](Claim::complete), the claim is released, so a failure
-    /// lets the next call try.
+    /// A claim on `id` for up to `ttl`, which is how long the work may take, unless it is done already, or
+    /// claimed. Dropped without [`complete`](Claim::complete), the claim is released, so a failure lets the
+    /// next call try.
+    ///
+    /// In a handler only [`Done`](Sight::Done) means that there is nothing to do.
+    /// [`Claimed`](Sight::Claimed) may be a claim of one's own, from before a crash or a lost answer: to
+    /// return `Ok` then would lose the message.
     ///
     /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use std::time::Duration;
-    /// # fn work() -> Result<(), std::io::Error> { Ok(()) }
-    /// # let streams = streamlane::Streams::connect("redis://127.0.0.1:6379")?;
-    /// let payments = streams.idempotency("payments")?;
-    /// if let Some(claim) = payments.claim("payment-17", Duration::from_secs(30))? {
-    ///     work()?; // on an error the claim is dropped, and with it released
-    ///     claim.complete(Duration::from_secs(24 * 3600))?;
+    /// # fn work(_: &streamlane::Message<'_>) -> Result<(), std::io::Error> { Ok(()) }
+    /// use std::time::Duration;
+    /// use streamlane::{HandlerResult, Idempotency, Message, OrAction, Sight};
+    ///
+    /// const DAY: Duration = Duration::from_secs(24 * 3600);
+    ///
+    /// fn pay(payments: &Idempotency, m: &Message<'_>) -> HandlerResult {
+    ///     match payments.claim(m.key().as_bytes(), Duration::from_secs(30)).or_block()? {
+    ///         Sight::Mine(claim) => {
+    ///             work(m).or_block()?; // the claim is released, and this is tried again
+    ///             let _in_time = claim.complete(DAY).or_block()?;
+    ///             Ok(())
+    ///         }
+    ///         Sight::Done => Ok(()),
+    ///         Sight::Claimed => Err("claimed, perhaps by a process that died").or_block(),
+    ///     }
     /// }
-    /// # Ok(()) }
+    /// # let _: fn(&Idempotency, &Message<'_>) -> HandlerResult = pay;
     /// ```
     ///
     /// # Errors
     ///
     /// As for [`try_begin`](Self::try_begin). After [`Unknown`](crate::Outcome::Unknown) the id may stay
     /// claimed until `ttl` is over.
-    pub fn claim(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<Option<Claim>> {
+    pub fn claim(&self, id: impl AsRef<[u8]>, ttl: Duration) -> Result<Sight> {
         let by = Deadline::after(self.shared.timeout);
         let token = InstanceId::random().to_string();
         let asked = clock::now();
-        let first = self.shared.mark(id.as_ref(), &token, ttl, by)?;
-        Ok(first.then(|| Claim {
-            shared: Arc::clone(&self.shared),
-            key: self.shared.key(id.as_ref()),
-            token,
-            // From before it was sent: here it is never over later than on the server.
-            until: asked + ttl,
-            open: true,
-        }))
+        let id = id.as_ref();
+        Ok(match self.shared.mark(id, &token, ttl, by)? {
+            None => Sight::Mine(Claim {
+                shared: Arc::clone(&self.shared),
+                key: self.shared.key(id),
+                // From before it was sent: here it is never over later than on the server.
+                until: asked + ttl,
+                open: true,
+                token,
+            }),
+            Some(held) if is_token(&held) => Sight::Claimed,
+            Some(_) => Sight::Done,
+        })
     }
+}
+
+/// What a claim found; see [`Idempotency::claim`].
+#[derive(Debug)]
+#[must_use = "a claim that is dropped is released"]
+pub enum Sight {
+    /// Nobody has seen the id: the work is to be done now.
+    Mine(Claim),
+    /// It is done, as far as can be told: marked for good by a claim that was completed, by
+    /// [`Idempotency::try_begin`], by a forwarder or by a peer.
+    Done,
+    /// Somebody has a claim on it: at work, or dead, in which case the id is free when the claim's time
+    /// is over. In a handler: try again later.
+    Claimed,
+}
+
+impl Sight {
+    /// The claim, if it was made.
+    pub fn mine(self) -> Option<Claim> {
+        match self {
+            Self::Mine(claim) => Some(claim),
+            Self::Done | Self::Claimed => None,
+        }
+    }
+}
+
+/// Whether a claim was completed in its time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "somebody else may have done the same work"]
+pub enum Completion {
+    /// The claim stood: nobody else can have done the work under one.
+    InTime,
+    /// Its time was over before: somebody else may have done the same work, or be about it.
+    Late,
+}
+
+/// Whether a marker holds a claim of ours, rather than what is left when the work is done.
+fn is_token(held: &[u8]) -> bool {
+    InstanceId::parse(held).is_some()
 }
 
 impl fmt::Debug for Idempotency {
@@ -200,19 +261,23 @@ impl Claim {
         self.until.saturating_duration_since(clock::now())
     }
 
-    /// Says that the work is done, and marks the id for `ttl` from now on. False when the claim's time was
-    /// over before: somebody else may have done the same work, or be about it.
+    /// Says that the work is done, and marks the id for `ttl` from now on.
     ///
     /// # Errors
     ///
     /// As for [`Idempotency::try_begin`]. The claim is not released then, for the work is done: it stands
     /// until its time is over.
-    pub fn complete(mut self, ttl: Duration) -> Result<bool> {
+    pub fn complete(mut self, ttl: Duration) -> Result<Completion> {
         self.open = false;
         check_ttl("complete", ttl).map_err(|e| self.shared.about(e))?;
         let ms = clock::ceil_ms(ttl).to_string();
         let args = [self.token.as_bytes(), DONE.as_bytes(), ms.as_bytes()];
-        self.run("complete", &COMPLETE, &args)
+        let stood = self.run("complete", &COMPLETE, &args)?;
+        Ok(if stood {
+            Completion::InTime
+        } else {
+            Completion::Late
+        })
     }
 
     /// Frees the id, so that the next call may claim it. False when the claim's time was over before.
@@ -264,14 +329,18 @@ impl Shared {
         [self.prefix.as_bytes(), id].concat()
     }
 
-    /// Whether the marker was set now: it was not there.
-    fn mark(&self, id: &[u8], value: &str, ttl: Duration, by: Deadline) -> Result<bool> {
+    /// Sets the marker unless it is there; then it returns what it holds.
+    fn mark(&self, id: &[u8], value: &str, ttl: Duration, by: Deadline) -> Result<Option<Vec<u8>>> {
         check_marker("claim", id, ttl).map_err(|e| self.about(e))?;
         let mut cmd = redis::cmd("SET");
-        cmd.arg(self.key(id)).arg(value).arg("NX");
+        cmd.arg(self.key(id)).arg(value).arg("NX").arg("GET");
         cmd.arg("PX").arg(clock::ceil_ms(ttl));
         let answer = self.call(&cmd, by).map_err(|e| e.during("claim"))?;
-        Ok(answer != Value::Nil)
+        Ok(match answer {
+            Value::Nil => None,
+            Value::BulkString(held) => Some(held),
+            other => Some(format!("{other:?}").into_bytes()),
+        })
     }
 
     fn call(&self, cmd: &Cmd, by: Deadline) -> Result<Value> {

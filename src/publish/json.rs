@@ -133,6 +133,7 @@ impl Publisher {
     /// # Panics
     ///
     /// When serializing a value does. Nothing is sent then.
+    #[must_use = "each value has a result of its own"]
     pub fn publish_json_batch<K, V>(&self, values: &[(K, V)]) -> Vec<Result<StreamId>>
     where
         K: AsRef<[u8]>,
@@ -174,6 +175,7 @@ impl DedicatedPublisher {
     /// # Panics
     ///
     /// When serializing a value does. Nothing is sent then.
+    #[must_use = "each value has a result of its own"]
     pub fn publish_json_batch<K, V>(&mut self, values: &[(K, V)]) -> Vec<Result<StreamId>>
     where
         K: AsRef<[u8]>,
@@ -297,13 +299,13 @@ impl Workbench {
         self.bodies.clear();
         self.spans.clear();
         let (mut refusals, first) = (Vec::new(), results.len());
-        for (i, (_, value)) in values.iter().enumerate() {
+        for (_, value) in values {
             let start = self.bodies.len();
             let written = Json::write(value, &mut self.bodies);
             self.spans.push(match written {
                 Ok(()) => Some(start..self.bodies.len()),
                 Err(e) => {
-                    refusals.push((first + i, refused(e, plan)));
+                    refusals.push(refused(e, plan));
                     None
                 }
             });
@@ -317,8 +319,13 @@ impl Workbench {
         }
         publish(&messages, results);
         self.messages = emptied(messages);
-        for (at, e) in refusals {
-            results.insert(at, Err(e));
+        if !refusals.is_empty() {
+            let published = results.split_off(first);
+            let (mut published, mut refusals) = (published.into_iter(), refusals.into_iter());
+            results.extend(self.spans.iter().filter_map(|span| match span {
+                Some(_) => published.next(),
+                None => refusals.next().map(Err),
+            }));
         }
     }
 }

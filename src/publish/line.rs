@@ -7,17 +7,20 @@
 //!
 //! What keeps this from going wrong:
 //!
-//! - Everything but the bytes themselves is decided under one lock, which is never held during a
-//!   system call. Taking a reply, and telling the ticket's caller, are one step.
+//! - Everything but the bytes themselves is decided under one lock, which is held during no read and no
+//!   write. Taking a reply, and telling the ticket's caller, are one step.
 //! - A role is only ever given to a caller that is *parked*: one that does nothing else until it is told
 //!   something. So the writer, whose answer may arrive while it still writes, is not made to read for
 //!   others before it is through, and the reader is not made to write while it sleeps in a read.
 //! - The writer's role goes to a caller whose own command is still in the queue, for no answer can reach
-//!   it before it has taken the role up; the reader's goes with all that could bring an answer.
-//! - Nothing is queued while nobody writes, and nobody waits for an answer to what was sent while nobody
-//!   reads. Who has sent nothing yet does not read while somebody writes, so that it can take over as the
-//!   writer. Where the line is dead, whoever is still parked hears from the writer how far it got.
-//! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else.
+//!   it before it has taken the role up; the reader's, to one whose command has gone out. So whoever is
+//!   parked can take over one of the two, and no writer has to go on past its own time.
+//! - Nothing is queued while nobody writes. Nobody waits for an answer to what was sent while nobody
+//!   reads, unless the writer is about to: it is the next reader when it is through.
+//! - Where the line is dead, whoever is still parked hears from the writer how far it got.
+//! - A caller that gives up leaves its ticket in line, so that its answer is taken by nobody else. When
+//!   nothing was said in most of its time, the line takes no more calls: those on it keep their own time,
+//!   but others need not find out for themselves, and somebody will be the last.
 
 mod seat;
 mod state;
@@ -94,8 +97,6 @@ struct Call<'a, A> {
     seat: &'a Arc<Seat<A>>,
     tag: u32,
     by: Deadline,
-    /// What had been heard when it began.
-    heard: u64,
 }
 
 type Guard<'a, A> = MutexGuard<'a, State<A>>;
@@ -140,13 +141,8 @@ impl<F: Far> Line<F> {
         if !matches!(s.standing, Standing::Open) {
             return None;
         }
-        let call = Call {
-            seat,
-            tag,
-            by,
-            heard: s.heard,
-        };
-        let was_idle = s.tickets.is_empty();
+        let call = Call { seat, tag, by };
+        let look = s.tickets.is_empty() && s.end_rest() > IDLE_MS;
         s.queued += command.len() as u64;
         let end = s.queued;
         s.tickets.push_back(Ticket {
@@ -166,7 +162,6 @@ impl<F: Far> Line<F> {
             s = self.write_queue(self.state.lock(), &call);
         } else {
             s.has_writer = true;
-            let look = was_idle && clock::coarse_ms().saturating_sub(s.used_ms) > IDLE_MS;
             s = self.write(s, command, by, look);
             s = self.write_queue(s, &call);
         }
@@ -176,7 +171,7 @@ impl<F: Far> Line<F> {
     }
 
     /// As the writer, writes what is next in line. Looks whether the far end is still there when told to.
-    /// When that fails the role is given up and the line is dead.
+    /// When that fails the line is dead.
     fn write<'a>(
         &'a self,
         mut s: Guard<'a, F::Answer>,
@@ -192,13 +187,12 @@ impl<F: Far> Line<F> {
         let mut s = self.state.lock();
         let taken = sent.as_ref().map_or_else(|(n, _)| *n, |()| bytes.len());
         s.written += taken as u64;
-        // The reader may have found the end of the line meanwhile, and has left what was being written
-        // to us.
         if let Err((_, e)) = sent {
-            s.has_writer = false;
+            // what was not taken is under way no more
+            s.begun = s.written;
             self.end(&mut s, e);
         } else if s.is_dead() {
-            s.has_writer = false;
+            // The reader has found the end of the line meanwhile, and left what was being written to us.
             self.tell_of_the_end(&mut s);
         }
         s
@@ -211,17 +205,13 @@ impl<F: Far> Line<F> {
         mut s: Guard<'a, F::Answer>,
         call: &Call<'_, F::Answer>,
     ) -> Guard<'a, F::Answer> {
-        while !s.is_dead() {
-            if s.queue.is_empty() {
-                s.has_writer = false;
-                break;
-            }
+        while !s.queue.is_empty() {
             if (call.seat.is_told() || call.by.left().is_zero())
                 && let Some(next) = s.parked_in_queue()
             {
                 next.tell(Word::Write);
                 next.bell.notify_one();
-                break;
+                return s;
             }
             let spare = mem::take(&mut s.spare);
             let mut bytes = mem::replace(&mut s.queue, spare);
@@ -231,6 +221,7 @@ impl<F: Far> Line<F> {
                 s.spare = bytes;
             }
         }
+        s.has_writer = false;
         s
     }
 
@@ -244,7 +235,7 @@ impl<F: Far> Line<F> {
             if let Word::Done(answer) = call.seat.take() {
                 return answer;
             }
-            if !s.has_reader && !s.is_dead() && s.expects_answers() {
+            if !s.has_reader && !s.has_writer {
                 s.has_reader = true;
                 drop(s);
                 return self.read(call);
@@ -269,7 +260,7 @@ impl<F: Far> Line<F> {
         if let Word::Done(answer) = word {
             return answer;
         }
-        let outcome = s.abandon(call.seat);
+        let outcome = s.abandon(call.seat, call.by);
         match word {
             Word::Write => s = self.write_queue(s, call),
             Word::Read => self.stop_reading(&mut s, call),
@@ -293,7 +284,6 @@ impl<F: Far> Line<F> {
                 Ok(None) => None,
                 Ok(Some(n)) => {
                     reading.inbox.filled(n);
-                    s.heard += 1;
                     s.used_ms = clock::coarse_ms();
                     let done = self.deliver(&mut s, &mut reading, call.seat, &mut mine);
                     s.half_read = !reading.inbox.is_drained();
@@ -304,29 +294,22 @@ impl<F: Far> Line<F> {
             if let Some(e) = failed {
                 self.end(&mut s, e);
             }
-            if mine.is_none()
-                && let Word::Done(answer) = call.seat.take()
-            {
-                mine = Some(answer);
-            }
             let Some(answer) = mine else {
-                let is_late = call.by.left().is_zero();
-                if !s.is_dead() && !is_late {
+                if !s.is_dead() && !call.by.left().is_zero() {
                     drop(s);
                     reading.wake();
                     continue;
                 }
                 reading.wake();
                 drop(reading);
-                if is_late {
-                    let outcome = s.abandon(call.seat);
-                    self.stop_reading(&mut s, call);
-                    drop(s);
-                    return Err(self.late(call, outcome));
+                if s.is_dead() {
+                    // It was told, or its command is in the write under way.
+                    return self.settle(s, call);
                 }
-                // Its command is in the write under way.
-                s.has_reader = false;
-                return self.settle(s, call);
+                let outcome = s.abandon(call.seat, call.by);
+                self.stop_reading(&mut s, call);
+                drop(s);
+                return Err(self.late(call, outcome));
             };
             let next = s.pass_reading();
             drop(s);
@@ -362,8 +345,12 @@ impl<F: Far> Line<F> {
             };
             let text = reading.inbox.bytes_of(reply);
             let (answer, is_last) = self.far.answer(reply, text, ticket.tag);
-            if is_last && !s.is_dead() {
-                s.standing = Standing::Closing;
+            let error = answer.as_ref().err();
+            // whose the next one is would be anybody's guess
+            let out_of_step = error.filter(|e| e.kind() == ErrorKind::Protocol);
+            let out_of_step = out_of_step.map(Error::again);
+            if is_last {
+                s.close();
             }
             if Arc::ptr_eq(&seat, reader) {
                 self.leaving.fetch_add(1, Ordering::Relaxed);
@@ -376,6 +363,9 @@ impl<F: Far> Line<F> {
                 );
                 reading.told.push(seat);
             }
+            if let Some(e) = out_of_step {
+                return Err(e);
+            }
         }
         if s.tickets.is_empty() && !reading.inbox.is_drained() {
             return Err(unasked());
@@ -383,14 +373,14 @@ impl<F: Far> Line<F> {
         Ok(())
     }
 
-    /// The reader leaves without an answer.
+    /// The reader has left without an answer.
     fn stop_reading(&self, s: &mut State<F::Answer>, call: &Call<'_, F::Answer>) {
         if let Some(next) = s.pass_reading() {
             next.bell.notify_one();
         }
         // Nobody waits any more? What said nothing all the time, or stopped in mid-word, is not worth
         // keeping; what is merely slow is.
-        let is_silent = s.heard == call.heard;
+        let is_silent = call.by.is_mostly_after(s.used_ms);
         let is_empty = s.tickets.iter().all(|t| t.seat.is_none());
         if is_empty && !s.is_dead() && (s.half_read || is_silent) {
             let e = self.far.give_up(call.by.allowed());
@@ -419,11 +409,7 @@ impl<F: Far> Line<F> {
     /// Tells everybody in line, but for those whose commands are in the write under way: how far it got
     /// is for the writer to say.
     fn tell_of_the_end(&self, s: &mut State<F::Answer>) {
-        let under_way = if s.has_writer {
-            s.written..s.begun
-        } else {
-            0..0
-        };
+        let under_way = s.written..s.begun;
         let Standing::Dead(why) = &s.standing else {
             return;
         };
@@ -438,11 +424,7 @@ impl<F: Far> Line<F> {
             };
             if let Some(seat) = t.seat.take() {
                 let e = self.far.about(why.again().with_outcome(outcome), t.tag);
-                match self.tell(&seat, Err(e)) {
-                    Word::Read => s.has_reader = false,
-                    Word::Write => s.has_writer = false,
-                    Word::Busy | Word::Parked | Word::Done(_) => {}
-                }
+                self.tell(&seat, Err(e)); // a role that it was given is of no use any more
                 seat.bell.notify_one();
             }
             false

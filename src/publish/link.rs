@@ -5,27 +5,34 @@ use std::{mem, sync::Arc, time::Duration};
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Deadline, Inbox, Interrupt},
+    net::{
+        Connection, Deadline, Inbox, Interrupt,
+        script::{Form, by_hash_first},
+    },
     wire::Entry,
 };
 
-use super::{
-    Encoder, Outgoing, Packing, PublishPlan, Published,
-    once::Dedupe,
-    script::{Form, by_hash_first},
-};
+use super::{Encoder, Outgoing, Packing, PublishPlan, Published, once::Dedupe};
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.
 pub(super) const PIECE_BYTES: usize = 128 * 1024;
-pub(super) const PIECE_MESSAGES: usize = 512;
+const PIECE_MESSAGES: usize = 512;
+
+/// Whether a piece of so many messages takes no more, or not the next one, of so many bytes. One that makes
+/// up a piece by itself is sent by itself: if the server takes offence at its size, no other is touched.
+pub(super) fn is_full(piece: &[u8], messages: usize, next: usize) -> bool {
+    messages == PIECE_MESSAGES
+        || piece.len() >= PIECE_BYTES
+        || next >= PIECE_BYTES && !piece.is_empty()
+}
 
 /// A connection that was idle for longer than this is looked at before it is written to: the server
 /// may have closed it, and a message written to it would be neither stored nor known not to be.
 const IDLE_MS: u64 = 5;
 
 /// Past this many bytes a send buffer is given back after use.
-pub(super) const KEPT_BYTES: usize = 1024 * 1024;
+const KEPT_BYTES: usize = 1024 * 1024;
 
 /// A connection to one topic. One call at a time.
 #[derive(Debug)]
@@ -37,8 +44,8 @@ pub(super) struct Link {
     used_ms: u64,
     out: Vec<u8>,
     packing: Packing,
-    /// Of each message that is on its way.
-    routes: Vec<Route>,
+    /// Of each message of a piece, unless it was refused before it was sent. Reused.
+    routes: Vec<Result<Route>>,
     inbox: Inbox,
     /// Calls whoever waits here away, where there is somebody to do so.
     interrupt: Option<Arc<Interrupt>>,
@@ -128,7 +135,7 @@ impl Link {
         let first = results.len();
         if let Err(e) = self.try_publish_batch(messages, by, results) {
             self.connection = None;
-            fail_rest(results, first + messages.len(), &e);
+            fail_rest(results, first + messages.len(), &self.plan.about(e));
         }
         self.rest();
         for e in results[first..].iter().filter_map(|r| r.as_ref().err()) {
@@ -153,7 +160,8 @@ impl Link {
         Ok(())
     }
 
-    /// Sends as many messages as make up a piece and takes their replies.
+    /// Sends as many messages as make up a piece, takes their replies and appends a result for each. An
+    /// error says that those behind the piece are not to be tried.
     fn publish_piece<R: From<Published>>(
         &mut self,
         encoder: &Encoder,
@@ -162,60 +170,69 @@ impl Link {
         by: Deadline,
         results: &mut Vec<Result<R>>,
     ) -> Result<()> {
+        let mut routes = mem::take(&mut self.routes);
+        routes.clear();
         self.out.clear();
-        self.routes.clear();
-        let start = results.len();
-        while let Some((m, after)) = rest.split_first() {
-            if self.routes.len() == PIECE_MESSAGES || self.out.len() >= PIECE_BYTES {
-                break;
-            }
+        let mut known = false;
+        while let Some((m, after)) = rest.split_first()
+            && !is_full(&self.out, routes.len(), m.size())
+        {
             *rest = after;
             let routed = encoder.route(m, &mut keyless);
-            let encoded = routed.and_then(|p| self.encode(encoder, m, p));
-            // The place of a message that is on its way; its reply takes the place over.
-            results.push(encoded.map(|route| {
-                self.routes.push(route);
-                Published::new(StreamId::MIN).into()
-            }));
+            routes.push(routed.and_then(|p| self.encode(encoder, m, p, &mut known)));
         }
-        if self.routes.is_empty() {
-            return Ok(());
-        }
-        let (mut answered, mut next, mut over) = (start, 0, false);
-        let outcome = self.send(by).and_then(|()| {
-            while let Some(place) = results.get_mut(answered) {
-                if place.is_ok() {
-                    *place = match self.receive(encoder, self.routes[next], by) {
-                        Err(e) if !is_about_one(&e) => return Err(e),
-                        done => done.map(R::from).inspect_err(|e| over |= is_over(e)),
-                    };
-                    next += 1;
+        let (tried, last) = (routes.len(), routes.iter().rposition(Result::is_ok));
+        let unsent = last.and_then(|_| self.send(by).err());
+        // The server does not run a command it has only a part of, and the last one it has not whole.
+        let cut_off = last.filter(|_| unsent.is_some());
+        let took_offence = tried == 1 && unsent.as_ref().is_some_and(|e| e.kind() == ErrorKind::Io);
+        let (mut lost, mut over) = (unsent, false);
+        for (i, route) in routes.drain(..).enumerate() {
+            let published = match (route, &lost) {
+                (Err(e), _) => Err(e),
+                (Ok(route), None) => {
+                    let received = self.receive(encoder, route, by);
+                    if let Err(e) = &received {
+                        over |= is_over(e);
+                        lost = Some(e).filter(|e| !is_about_one(e)).map(Error::again);
+                    }
+                    received
                 }
-                answered += 1;
-            }
-            Ok(())
-        });
-        if over {
+                (Ok(route), Some(e)) => {
+                    let e = encoder.about(e.again(), route.partition);
+                    Err(match cut_off {
+                        Some(last) if last == i => e.with_outcome(Outcome::NotApplied),
+                        _ => e,
+                    })
+                }
+            };
+            results.push(published.map(R::from));
+        }
+        self.routes = routes;
+        if over || lost.is_some() {
             self.connection = None;
         }
-        outcome.map_err(|e| {
-            let e = self.plan.about(e);
-            // What was sent and not answered has this error's own outcome; what comes after the piece
-            // was never sent.
-            for place in results[answered..].iter_mut().filter(|r| r.is_ok()) {
-                *place = Err(e.again());
-            }
-            e
-        })
+        match lost {
+            // It was sent by itself, and may be larger than the server accepts: the others are still tried.
+            Some(_) if took_offence => Ok(()),
+            Some(e) => Err(e),
+            None => Ok(()),
+        }
     }
 
-    /// Adds the command that appends a message to its partition.
-    fn encode(&mut self, encoder: &Encoder, m: &Outgoing<'_>, partition: u32) -> Result<Route> {
+    /// Adds the command that appends a message to its partition; `known` is whether the script is by now.
+    fn encode(
+        &mut self,
+        encoder: &Encoder,
+        m: &Outgoing<'_>,
+        partition: u32,
+        known: &mut bool,
+    ) -> Result<Route> {
         let (entry, dedupe) = self.plan.entry_once(m, &mut self.packing)?;
         // The first of a piece makes the script known to the rest: order would be lost if one had to be
         // sent again.
         let once = dedupe.is_some();
-        let form = if once && self.routes.iter().any(|r| r.once) {
+        let form = if once && mem::replace(known, true) {
             Form::Known
         } else {
             Form::Whole
@@ -258,7 +275,8 @@ impl Link {
             self.inbox.clear();
             self.connection.insert(c)
         };
-        if let Some(encoder) = &self.encoder {
+        if let Some(encoder) = &mut self.encoder {
+            self.plan.keep_up(encoder);
             return Ok(Arc::clone(encoder));
         }
         // A failure is not remembered: the next call tries again.

@@ -1,6 +1,6 @@
 //! A message on its way out.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use super::{Published, once::Dedupe};
 /// let m = Outgoing::new("OrderPlaced", br#"{"id":1}"#).key("order-1").header("source", "web");
 /// assert_eq!(m.body().len(), 8);
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Outgoing<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) message_type: &'a [u8],
@@ -112,6 +112,26 @@ impl<'a> Outgoing<'a> {
     pub fn body(&self) -> &'a [u8] {
         self.body
     }
+
+    /// About how many bytes it takes: all but the headers, of which there may be few.
+    pub(super) fn size(&self) -> usize {
+        let traceparent = self.traceparent.unwrap_or_default();
+        let parts = [self.body, self.message_type, self.key, self.correlation_id];
+        parts.iter().map(|part| part.len()).sum::<usize>() + traceparent.len()
+    }
+}
+
+/// Type and length. Bodies and keys may be personal data: they stay out of logs.
+impl fmt::Debug for Outgoing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outgoing")
+            .field(
+                "message_type",
+                &self.message_type.escape_ascii().to_string(),
+            )
+            .field("body_len", &self.body.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A message under construction at a publisher; see [`Publisher::message`](crate::Publisher::message).
@@ -190,7 +210,7 @@ impl<'a, P: Publish> Draft<'a, P> {
     /// - a server that loses what it acknowledged (a crash without fsync, a failover) loses both together
     ///   or the marker first, and then the message may be stored again.
     ///
-    /// The id is 1 to 1024 bytes, `ttl` at least 1 ms, and rounded up to milliseconds. The user needs the
+    /// The id is 1 to 1024 bytes and not blank, `ttl` at least 1 ms, and rounded up to milliseconds. The user needs the
     /// rights to run scripts.
     ///
     /// ```no_run

@@ -15,11 +15,12 @@ mod link;
 mod message;
 mod once;
 mod outbox;
+mod partitions;
 mod plan;
 mod publisher;
-mod script;
 mod state_store;
 mod transaction;
+mod unread;
 mod verdict;
 
 pub(crate) use buffered::Handle;
@@ -29,14 +30,34 @@ pub use condition::Condition;
 pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
 pub use dedicated::DedicatedPublisher;
-pub(crate) use ensure::{Role, StreamKeys, ensure};
+use ensure::StreamKeys;
+pub(crate) use ensure::{Role, Subject, ensure, restore};
 pub use forwarder::{Forwarder, Forwarding, Source};
-pub use idempotency::{Claim, Idempotency};
+pub use idempotency::{Claim, Completion, Idempotency, Sight};
 pub use json::{As, MessageType};
 pub use message::{Draft, DraftOnce, Outgoing};
 pub use once::Published;
 pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};
+pub(crate) use partitions::{GROWN, Partitions};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
 pub use state_store::{Append, StateEvent, StateStore};
 use {counts::Count, encoder::Encoder, plan::Packing};
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{ensure::RAISE, forwarder::FORWARD, idempotency, once::ONCE};
+    use crate::testing::PrivateServer;
+
+    #[test]
+    fn the_server_knows_each_script_by_its_hash() {
+        let server = PrivateServer::start().unwrap();
+        let [complete, release] = idempotency::SCRIPTS;
+        for script in [&ONCE, &FORWARD, &RAISE, complete, release] {
+            let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
+            assert_eq!(known.text(), script.sha1, "{}", script.text);
+            // Redis 7 checks a script with a shebang as a whole: nothing of it runs on a full server.
+            assert!(script.text.starts_with("#!lua"));
+        }
+    }
+}

@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind, Outcome},
-    net::resp::{self, Head},
+    net::{
+        resp::{self, Head},
+        script::{Form, Script},
+    },
     wire::Entry,
 };
 
-use super::{
-    Encoder,
-    script::{Form, Script},
-};
+use super::Encoder;
 
 /// What became of a message with a dedupe id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -55,12 +55,16 @@ const LONGEST_ID: usize = 1024;
 /// The longest time anything is remembered; the server adds it to its clock.
 const LONGEST_TTL: Duration = Duration::from_hours(100 * 366 * 24);
 
-/// Refuses what can be no marker: an id that is empty or too long, or a time as [`check_ttl`] does.
+/// Refuses what can be no marker: an id that is blank or too long, or a time as [`check_ttl`] does.
 pub(super) fn check_marker(operation: &'static str, id: &[u8], ttl: Duration) -> Result<()> {
     let why = match id.len() {
-        0 => "the id is empty, so everything would be taken for the first".to_owned(),
-        1..=LONGEST_ID => return check_ttl(operation, ttl),
-        n => format!("the id has {n} bytes, more than {LONGEST_ID}: use a hash of it"),
+        _ if id.trim_ascii().is_empty() => {
+            "the id is empty or blank, so everything would be taken for the first".to_owned()
+        }
+        n if n > LONGEST_ID => {
+            format!("the id has {n} bytes, more than {LONGEST_ID}: use a hash of it")
+        }
+        _ => return check_ttl(operation, ttl),
     };
     Err(Error::new(ErrorKind::Argument, operation, why))
 }
@@ -144,7 +148,8 @@ mod tests {
             (one, ms(1), None),
             (&long, LONGEST_TTL, None),
             (b"\0\xff{}", ms(1000), None),
-            (b"", ms(1), Some("empty")),
+            (b"", ms(1), Some("blank")),
+            (b" \n", ms(1), Some("blank")),
             (&longer, ms(1), Some("1024")),
             (one, Duration::ZERO, Some("1 ms")),
             (one, Duration::from_nanos(999_999), Some("1 ms")),

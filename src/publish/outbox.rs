@@ -80,9 +80,9 @@ impl Outbox {
     }
 
     /// Begins a transaction. Nothing is sent before [`commit`](Transaction::commit).
-    pub fn transaction(&self) -> Transaction<'_> {
+    pub fn transaction<'a>(&self) -> Transaction<'a> {
         Transaction {
-            outbox: self,
+            outbox: self.clone(),
             parts: Parts::default(),
         }
     }
@@ -134,7 +134,8 @@ impl fmt::Debug for Outbox {
 #[derive(Debug)]
 #[must_use = "nothing is sent before `commit` is called"]
 pub struct Transaction<'a> {
-    outbox: &'a Outbox,
+    /// Not borrowed: its messages may have been made before it was.
+    outbox: Outbox,
     parts: Parts<'a>,
 }
 
@@ -215,6 +216,7 @@ pub enum Commit {
 
 impl Commit {
     /// What the server answered, if it was carried out.
+    #[must_use = "the transaction may not have been carried out"]
     pub fn committed(self) -> Option<Committed> {
         match self {
             Self::Committed(done) => Some(done),

@@ -10,11 +10,11 @@ use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Interrupt, Target},
-    wire::{self, Entry, Keys, RoundRobin, XXH3},
+    wire::{self, Entry, Keys, XXH3},
 };
 
 use super::{
-    Encoder, Outgoing, PublishCounts, Role, ensure,
+    Encoder, Outgoing, Partitions, PublishCounts, Role, Subject, ensure,
     once::{Dedupe, check_marker},
 };
 
@@ -31,7 +31,8 @@ pub(crate) struct PublishPlan {
     pub(crate) max_message_bytes: usize,
     /// Shared by all publishers of the topic.
     pub(crate) counts: Arc<PublishCounts>,
-    pub(crate) round_robin: Arc<RoundRobin>,
+    /// Shared by all that use the topic.
+    pub(crate) partitions: Arc<Partitions>,
     pub(crate) trace: TraceHook,
 }
 
@@ -123,7 +124,7 @@ impl PublishPlan {
             return Err(self.about(Error::new(ErrorKind::TooLarge, "publish", why)));
         }
         match (m.partition, self.settings.partitions) {
-            (Some(p), Some(partitions)) => self.check_partition(p, partitions)?,
+            (Some(p), Some(set)) => self.check_partition(p, set.max(self.partitions.seen()))?,
             (None, _) if !m.key.is_empty() => self.check_routing()?,
             _ => {}
         }
@@ -175,10 +176,32 @@ impl PublishPlan {
         c: &mut Connection,
         by: Deadline,
     ) -> Result<Arc<Encoder>> {
-        let (name, settings) = (&self.topic, &self.settings);
-        let streams = ensure(c, &self.keys, name, settings, Role::Publisher, by);
+        let streams = ensure(c, self.subject(), Role::Publisher, by);
         let streams = streams.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
+        self.partitions.learn(streams.len() as u32);
         Ok(Arc::new(Encoder::new(self, streams)))
+    }
+
+    /// Whether the topic has more partitions by now than this knows.
+    #[inline]
+    pub(super) fn has_outgrown(&self, encoder: &Encoder) -> bool {
+        encoder.partitions() < self.partitions.seen()
+    }
+
+    /// Replaces an encoder that the topic has outgrown.
+    pub(super) fn keep_up(self: &Arc<Self>, encoder: &mut Arc<Encoder>) {
+        if self.has_outgrown(encoder) {
+            let streams = self.subject().streams(0..self.partitions.seen());
+            *encoder = Arc::new(Encoder::new(self, streams));
+        }
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject {
+            keys: &self.keys,
+            name: &self.topic,
+            settings: &self.settings,
+        }
     }
 
     /// An error of a call about no partition in particular.

@@ -23,8 +23,8 @@ use super::{
 ///
 /// Messages of all threads share one connection, in both directions at once: while one thread waits for
 /// its answer others write, and whoever waits first takes the answers in for all. A thread that publishes
-/// alone goes straight to the socket. Batches, messages above 64 KiB and those with a dedupe id take turns
-/// on a second connection, made when it is first needed.
+/// alone goes straight to the socket. Batches, messages above 64 KiB (key and type included) and those
+/// with a dedupe id take turns on a second connection, made when it is first needed.
 #[derive(Clone)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -46,7 +46,7 @@ struct Current {
     encoder: Option<Arc<Encoder>>,
 }
 
-/// Longer commands would hold up what is queued behind them.
+/// What more than so many bytes would take too long to write while others wait.
 const LINE_BYTES: usize = 64 * 1024;
 
 impl Publisher {
@@ -126,6 +126,7 @@ impl Publisher {
     ///
     /// Blocks for a round trip per 128 KiB or 512 messages, each within a deadline of its own. Batches of
     /// several threads take turns.
+    #[must_use = "each message has a result of its own"]
     pub fn publish_batch(&self, messages: &[Outgoing<'_>]) -> Vec<Result<StreamId>> {
         let mut results = Vec::with_capacity(messages.len());
         self.publish_batch_into(messages, &mut results);
@@ -139,10 +140,14 @@ impl Publisher {
         messages: &[Outgoing<'_>],
         results: &mut Vec<Result<R>>,
     ) {
-        let by = Deadline::after(self.shared.plan.timeout);
+        let plan = &*self.shared.plan;
+        let by = Deadline::after(plan.timeout);
         match self.shared.link(by) {
             Ok(mut link) => link.publish_batch(messages, by, results),
-            Err(e) => results.extend(messages.iter().map(|_| Err(e.again()))),
+            Err(e) => results.extend(messages.iter().map(|_| {
+                plan.counts.failed(&e);
+                Err(e.again())
+            })),
         }
     }
 
@@ -156,12 +161,12 @@ impl Publish for &Publisher {
     fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let shared = &*self.shared;
         let by = Deadline::after(shared.plan.timeout);
-        if message.body.len() > LINE_BYTES || message.dedupe.is_some() {
-            return shared.link(by)?.publish(message, by);
+        if message.size() > LINE_BYTES || message.dedupe.is_some() {
+            let link = shared.link(by);
+            let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
+            return link.publish(message, by);
         }
-        let mut desk = DESK.take().unwrap_or_default();
-        let id = shared.publish(message, &mut desk, by);
-        DESK.set(Some(desk));
+        let id = Desk::borrow(|desk| shared.publish(message, desk, by));
         id.map(Published::new)
             .inspect_err(|e| shared.plan.counts.failed(e))
     }
@@ -204,7 +209,9 @@ impl Shared {
 
     /// The line to publish over.
     fn line(&self, by: Deadline) -> Result<Arc<Line<Server>>> {
-        let in_use = || self.line.lock().line.clone();
+        // A topic that has grown is published to over a line that knows it.
+        let fits = |line: &Arc<Line<Server>>| !self.plan.has_outgrown(&line.far().encoder);
+        let in_use = || self.line.lock().line.clone().filter(fits);
         if let Some(line) = in_use() {
             return Ok(line);
         }
@@ -219,7 +226,10 @@ impl Shared {
         let mut connection = kept.map_or_else(|| self.plan.dial(by), Ok)?;
         let known = self.line.lock().encoder.clone();
         let encoder = match known {
-            Some(encoder) => encoder,
+            Some(mut encoder) => {
+                self.plan.keep_up(&mut encoder);
+                encoder
+            }
             None => match self.plan.ensure(&mut connection, by) {
                 Ok(encoder) => encoder,
                 // It is not remembered: the next call tries again.
@@ -261,7 +271,6 @@ fn never_left(e: &Error) -> bool {
 }
 
 thread_local! {
-    /// Taken for the length of a call, so that one within another has its own.
     static DESK: Cell<Option<Box<Desk>>> = const { Cell::new(None) };
 }
 
@@ -271,6 +280,18 @@ struct Desk {
     seat: Arc<Seat<StreamId>>,
     packing: Packing,
     command: Vec<u8>,
+}
+
+impl Desk {
+    /// Takes the thread's desk for one call. A call within another finds none and has a new one, and so
+    /// does a thread that is ending.
+    fn borrow<R>(call: impl FnOnce(&mut Self) -> R) -> R {
+        let desk = DESK.try_with(Cell::take);
+        let mut desk = desk.ok().flatten().unwrap_or_default();
+        let result = call(&mut desk);
+        let _ = DESK.try_with(|place| place.set(Some(desk)));
+        result
+    }
 }
 
 /// A connection to a topic that exists.

@@ -8,7 +8,9 @@ use crate::{
     wire::{Entry, Malformed},
 };
 
-use super::{Command, Commit, Condition, Outbox, Outgoing, Packing, PublishPlan, Reply};
+use super::{
+    Command, Commit, Condition, Outbox, Outgoing, Packing, PublishPlan, Reply, Transaction,
+};
 
 /// Keeps the events of each thing (an order, an account) in a stream of its own, its *state*, and
 /// publishes them to the topic: both or neither. The state is never trimmed and is what the thing is
@@ -118,6 +120,28 @@ impl StateStore {
         expected: Option<u64>,
         events: &[Outgoing<'_>],
     ) -> Result<Append> {
+        let transaction = self.transaction(name, expected, events).inspect_err(|e| {
+            // from here on the transaction does the counting
+            let counts = &self.outbox.plan().counts;
+            for _ in events {
+                counts.failed(e);
+            }
+        })?;
+        Ok(match transaction.commit()? {
+            Commit::ConditionFailed => Append::Conflict,
+            Commit::Committed(done) => {
+                let ids = done.replies.iter().map(|r| StreamId::parse(r.text()?));
+                Append::Appended(ids.collect::<Option<_>>().ok_or_else(unasked)?)
+            }
+        })
+    }
+
+    fn transaction<'a>(
+        &self,
+        name: &'a str,
+        expected: Option<u64>,
+        events: &'a [Outgoing<'_>],
+    ) -> Result<Transaction<'a>> {
         let key = self.outbox.state_key(name)?;
         if events.is_empty() {
             let why = "there are no events to append: leave the call out";
@@ -136,13 +160,7 @@ impl StateStore {
             }
             transaction = transaction.command(append).publish(message);
         }
-        Ok(match transaction.commit()? {
-            Commit::ConditionFailed => Append::Conflict,
-            Commit::Committed(done) => {
-                let ids = done.replies.iter().map(|r| StreamId::parse(r.text()?));
-                Append::Appended(ids.collect::<Option<_>>().ok_or_else(unasked)?)
-            }
-        })
+        Ok(transaction)
     }
 
     /// Adds an event to its state: never trimmed, and with no more than the topic's settings ask for.

@@ -14,7 +14,7 @@ use crate::{
 use super::{
     Command, Commit, Committed, Condition, Encoder, Outgoing, Packing, PartlyFailed, PublishPlan,
     Reply,
-    link::{KEPT_BYTES, Link, is_over},
+    link::{Link, is_over},
     verdict::{Begun, Executed, in_step, judge, look, odd},
 };
 
@@ -100,11 +100,10 @@ impl Routes<'_> {
 #[derive(Debug)]
 pub(super) struct Session {
     plan: Arc<PublishPlan>,
+    /// Its buffer is for the second write.
     link: Link,
     /// The first write.
     first: Vec<u8>,
-    /// The second.
-    second: Vec<u8>,
     packing: Packing,
 }
 
@@ -114,7 +113,6 @@ impl Session {
             link: Link::new(Arc::clone(&plan)),
             plan,
             first: Vec::new(),
-            second: Vec::new(),
             packing: Packing::default(),
         }
     }
@@ -136,9 +134,7 @@ impl Session {
     /// Carries a transaction out: all of it, or nothing when a condition does not hold.
     pub(super) fn commit(&mut self, parts: &Parts<'_>, by: Deadline) -> Result<Commit> {
         let commit = self.try_commit(parts, by);
-        if self.second.capacity() > KEPT_BYTES {
-            self.second = Vec::new();
-        }
+        self.link.rest();
         commit
     }
 
@@ -173,7 +169,7 @@ impl Session {
         // The server runs nothing before it has the EXEC, which goes out last.
         let sent = c
             .check_idle()
-            .and_then(|()| c.send(&self.second, by.wait()));
+            .and_then(|()| c.send(self.link.out(), by.wait()));
         sent.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         let queued = parts.commands.len() + parts.messages.len();
         let executed = judge(c.answers(queued + 1, by.wait())?);
@@ -255,15 +251,16 @@ impl Session {
 
     /// The second write: the commands in their order, then the messages in theirs.
     fn encode(&mut self, parts: &Parts<'_>, routes: &Routes<'_>) -> Result<()> {
-        self.second.clear();
+        let out = self.link.out();
+        out.clear();
         for command in &parts.commands {
-            command.encode(&mut self.second);
+            command.encode(out);
         }
         for (m, partition) in parts.messages.iter().zip(&routes.partitions) {
             let entry = self.plan.entry(m, &mut self.packing)?;
-            routes.encoder.xadd(&mut self.second, &entry, *partition);
+            routes.encoder.xadd(out, &entry, *partition);
         }
-        resp::whole(&mut self.second, &[b"EXEC"]);
+        resp::whole(out, &[b"EXEC"]);
         Ok(())
     }
 }

@@ -208,14 +208,11 @@ fn check_persist(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
             "has no effect while Persist is None, which stores no position; remove it or change Persist",
         );
     }
-    if c.is_set("PersistIntervalMs") && c.persist != Persist::AsyncBatch {
+    if c.is_set("PersistIntervalMs") && c.persist == Persist::None {
         problems.contradict(
             at,
             &["PersistIntervalMs", "Persist"],
-            &format!(
-                "has no effect while Persist is {:?}; remove it or set Persist to AsyncBatch",
-                c.persist
-            ),
+            "has no effect while Persist is None; remove it or set Persist to AsyncBatch",
         );
     }
     if c.persist.is_sync()
@@ -338,11 +335,6 @@ mod tests {
                 "Beginning, Now or Date",
             ),
             (c().persist(Persist::None), "Persist", "StartFrom"),
-            (
-                c().persist(Persist::SyncBatch).persist_interval(ms(5)),
-                "PersistIntervalMs",
-                "Persist is SyncBatch",
-            ),
             (
                 c().persist(Persist::None)
                     .start_from(StartFrom::Now)

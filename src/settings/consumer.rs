@@ -43,8 +43,9 @@ section! {
         /// When positions are stored: `AsyncBatch` in the background, `SyncBatch` before the next
         /// batch, `SyncMessage` before the next message, `None` never.
         persist: Persist = Persist::AsyncBatch, "Persist", choice::<Persist>();
-        /// How long after a message is finished its position is stored, under `AsyncBatch`. A crash
-        /// hands over again what was handled since.
+        /// How long after a message is finished its position is stored, under `AsyncBatch`: a crash
+        /// hands over again what was handled since. In every mode, how often the consumer looks
+        /// whether it is to be reset.
         persist_interval: Duration = Duration::from_secs(1), "PersistIntervalMs",
             millis(1, 3_600_000);
         /// Whether a batch is read ahead while the one before it is handled. False is the same as a

@@ -19,7 +19,8 @@ section! {
         max_batch: u32 = 500, "MaxBatch", Whole("messages", 1, 100_000);
         /// How long a message waits for others to make a batch with. 0 sends whatever is there.
         max_wait: Duration = Duration::from_millis(20), "MaxWaitMs", millis(0, 3_600_000);
-        /// The most messages that wait. They are held in memory, with their bodies.
+        /// The most messages that wait. They are held in memory, with their bodies, and so are up to
+        /// `MaxBatch` more that are being made into a batch or sent.
         max_queue: u32 = 100_000, "MaxQueue", Whole("messages", 1, 10_000_000);
         /// What happens when the queue is full: true drops the oldest message that waits, false lets
         /// the caller wait for room, for up to `PublishTimeoutMs`.

@@ -57,12 +57,16 @@ section! {
         /// How long dialling and greeting one server may take. Unset: the `connectTimeout` of the
         /// connection string, if it says one.
         connect_timeout: Duration = Duration::from_secs(5), "ConnectTimeoutMs", millis(1, 600_000);
-        /// The deadline of one publish call, all included.
+        /// The deadline of one publish call, all included. Below 1.5 s a call just after an outage may fail
+        /// without an attempt, since dials to a server that was down are a second apart.
         publish_timeout: Duration = Duration::from_secs(5), "PublishTimeoutMs",
             millis(1, 3_600_000);
         /// How long start waits for a server that answers but is not ready, as while it loads its data.
         start_timeout: Duration = Duration::from_mins(1), "StartTimeoutMs",
             millis(1, 86_400_000);
+        /// How often the number of partitions of each topic in use is looked up: so long after a topic was
+        /// enlarged everyone publishes to the new partitions and reads them.
+        topic_refresh: Duration = Duration::from_secs(5), "TopicRefreshMs", millis(10, 3_600_000);
         /// Larger messages are refused before anything is sent.
         max_message_bytes: u32 = 64 << 20, "MaxMessageBytes", Whole("bytes", 1, 512 << 20);
     }

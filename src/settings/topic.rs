@@ -6,8 +6,10 @@ section! {
     /// How one topic is laid out and trimmed. An entry of `Topics`, under the topic's name.
     pub struct TopicSettings in Topics {
         /// How many partitions the topic has. Unset: the count recorded on the server, or 2 for a
-        /// topic that does not exist yet. More than recorded enlarges the topic, fewer is refused;
-        /// consumers and publishers that run already go on with the old count until they are restarted.
+        /// topic that does not exist yet. More than recorded enlarges the topic, fewer is refused.
+        /// Consumers and publishers that run already, here and elsewhere, take the new partitions up
+        /// within `TopicRefreshMs`, and consumers read them from their beginning. Keys that move to another
+        /// partition are not kept in order across the change.
         partitions: Option<u32> = None, "Partitions", Opt(Whole("partitions", 1, 65_536)),
             set(n: u32) Some(n);
         /// How many messages a partition keeps. Publishing trims what is above, read or not: choose

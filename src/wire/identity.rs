@@ -32,7 +32,6 @@ impl InstanceId {
     pub(crate) const ZERO: Self = Self([0; 16]);
 
     /// Stamped on what an operator writes, so that no instance takes it for its own or a rival's.
-    #[cfg(test)]
     pub(crate) const ADMIN: Self = Self(*b"orangeAdminReset");
 
     /// The id that belongs to a name, the same in every process and every implementation.

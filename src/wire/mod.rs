@@ -23,6 +23,6 @@ pub(crate) use id::ID_MAX;
 pub use id::StreamId;
 pub(crate) use identity::{InstanceId, client_name, pod_name};
 pub(crate) use keys::{Keys, check_consumer, check_scope, check_topic, hash_tag};
-pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue};
+pub(crate) use position_value::{ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue, ResetMarker};
 pub(crate) use route::{RoundRobin, XXH3, hash_of, partition_of, partition_of_hash};
 pub use trace::Traceparent;

@@ -1,10 +1,14 @@
-//! Values of the position hashes: how far a consumer has come, and how many entries that makes.
+//! Values of the position hashes: how far a consumer has come, how many entries that makes, and where
+//! somebody wants it to go on instead.
+
+use std::{fmt, time::SystemTime};
 
 use super::{
     decimal::{self, DIGITS_MAX},
     id::{ID_MAX, StreamId},
     identity::{GUID_LEN, InstanceId},
 };
+use crate::clock::{RoundTrip, parse_moment};
 
 /// Bytes of the longest position value.
 pub(crate) const POSITION_MAX: usize = ID_MAX + 1 + GUID_LEN;
@@ -70,6 +74,39 @@ impl Ordinal {
     }
 }
 
+/// Somebody wants a partition to go on elsewhere: `<id>|<moment>`, field `__reset:<partition>` of the
+/// position hash, until its owner has moved there. Displayed as it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ResetMarker {
+    /// The position to be: what comes after it is read next.
+    pub(crate) target: StreamId,
+    /// When it was asked for; `None` when the marker does not say.
+    pub(crate) issued: Option<SystemTime>,
+}
+
+impl ResetMarker {
+    /// What the name of its field begins with; the partition follows.
+    pub(crate) const FIELD: &str = "__reset:";
+
+    /// `None` when the id cannot be read: such a marker asks for nothing.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let (target, issued) = split_at_byte(value, b'|');
+        let issued = issued.and_then(|text| parse_moment(str::from_utf8(text).ok()?).ok());
+        Some(Self {
+            target: StreamId::parse(target)?,
+            issued,
+        })
+    }
+}
+
+impl fmt::Display for ResetMarker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.target)?;
+        self.issued
+            .map_or(Ok(()), |t| write!(f, "|{}", RoundTrip(t)))
+    }
+}
+
 /// What lies before the first `at`, and what lies behind it.
 fn split_at_byte(text: &[u8], at: u8) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|b| *b == at) {
@@ -80,6 +117,8 @@ fn split_at_byte(text: &[u8], at: u8) -> (&[u8], Option<&[u8]>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -128,6 +167,27 @@ mod tests {
     }
 
     #[test]
+    fn markers_are_written_as_peers_do_and_read_without_their_time_too() {
+        let target = StreamId::new(1_699_999_999_999, i64::MAX as u64);
+        let issued = parse_moment("2026-11-29T20:21:00.1945215Z").ok();
+        let marker = ResetMarker { target, issued };
+        let text = "1699999999999-9223372036854775807|2026-11-29T20:21:00.1945215+00:00";
+        assert_eq!(marker.to_string(), text);
+        assert_eq!(ResetMarker::parse(text.as_bytes()), Some(marker));
+        let timeless = ResetMarker {
+            target: StreamId::MIN,
+            issued: None,
+        };
+        assert_eq!(timeless.to_string(), "0-0");
+        for value in ["0-0", "0-0|", "0-0|yesterday", "0-0|\u{e9}"] {
+            assert_eq!(ResetMarker::parse(value.as_bytes()), Some(timeless));
+        }
+        for value in ["", "not-an-id", "5", "$", "|2026-11-29T20:21:00Z", " 5-0"] {
+            assert_eq!(ResetMarker::parse(value.as_bytes()), None, "{value}");
+        }
+    }
+
+    #[test]
     fn what_is_no_ordinal_is_none() {
         for value in ["", "1-0", "1-0 ", "1-0  5", "1-0 -5", "1-0 5 ", "1 5", " 5"] {
             assert_eq!(Ordinal::parse(value.as_bytes()), None, "{value}");
@@ -138,6 +198,8 @@ mod tests {
         #[test]
         fn values_round_trip(ms: u64, seq: u64, entries: u64, name in ".{0,8}") {
             let id = StreamId::new(ms, seq);
+            let marker = ResetMarker { target: id, issued: Some(UNIX_EPOCH + Duration::from_millis(ms >> 24)) };
+            prop_assert_eq!(ResetMarker::parse(marker.to_string().as_bytes()), Some(marker));
             let position = PositionValue { id, writer: InstanceId::derive(&name) };
             let mut buf = [0; POSITION_MAX];
             prop_assert_eq!(PositionValue::parse(position.encode(&mut buf)), Some(position));

@@ -46,6 +46,7 @@ impl RoundRobin {
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
+    use sha2::{Digest, Sha256};
 
     use super::*;
 
@@ -74,6 +75,19 @@ mod tests {
         ] {
             assert_eq!(xxh3_64(key.as_bytes()), hash, "{key}");
         }
+    }
+
+    /// Of keys of each length up to 999, of all bytes; the sum was made with the reference implementation,
+    /// xxHash 0.8.4.
+    #[test]
+    fn a_thousand_keys_hash_as_anywhere_else() {
+        let mut sum = Sha256::new();
+        for len in 0..1000usize {
+            let key: Vec<u8> = (0..len).map(|i| (i * 31 + len * 7) as u8).collect();
+            sum.update(xxh3_64(&key).to_le_bytes());
+        }
+        let reference = "9b4bddbee8d9e238559b3481a2b922e45376b7bcd55ff186f2bf65e8c2d52d23";
+        assert_eq!(format!("{:x}", sum.finalize()), reference);
     }
 
     #[test]

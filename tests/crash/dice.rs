@@ -25,13 +25,17 @@ impl Dice {
         z ^ (z >> 31)
     }
 
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
     pub fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n)
+        self.below(n) == 0
     }
 
     pub fn ms(&mut self, range: Range<u64>) -> Duration {
         let width = (range.end - range.start) * 1000;
-        Duration::from_micros(range.start * 1000 + self.next() % width)
+        Duration::from_micros(range.start * 1000 + self.below(width))
     }
 
     /// Lets a random time pass.

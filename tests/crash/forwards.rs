@@ -3,22 +3,23 @@
 use std::{
     env,
     io::{self, BufRead},
-    process::{Child, Command, Stdio},
+    mem,
     time::Duration,
 };
 
 use streamlane::{
-    Forwarding, HandlerResult, Message, OrAction, Outgoing, Source, Streams,
+    Forwarding, HandlerResult, Message, OrAction, Outgoing, Source, StreamId, Streams,
     testing::{PrivateServer, eventually},
 };
 
 use crate::{
-    PARTITIONS, PATIENCE, TOPIC, dice::Dice, load::Load, number_from_env, proof::Logs, settings,
-    turn, untrimmed,
+    PARTITIONS, PATIENCE, TOPIC, dice::Dice, load::Load, number_from_env, process::Process,
+    proof::Logs, settings, turn, untrimmed,
 };
 
-/// What is forwarded to.
+/// What is forwarded to, and how far.
 const TARGET: &str = "shipping";
+const MARKS: &str = "re:{shipping}:state:forward:high-water";
 
 /// Where a worker finds the address of its server, and the name it consumes under.
 const URL: &str = "STREAMLANE_FORWARD_URL";
@@ -34,11 +35,25 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     let streams = open(&server.url());
     let load = Load::start(&streams, &logs.published, Duration::from_millis(25));
     let names = ["one", "other"];
-    let mut workers = names.map(|name| Worker::start(&server, name));
+    let url = server.url();
+    let start = |name| Process::start("forwards::entry", &[(URL, &*url), (NAME, name)]);
+    let mut workers = names.map(start);
+    // How far each partition was forwarded, which the two race to move.
+    let marks = || {
+        let source = |p| format!("{TOPIC}:{p}");
+        let get = |p| server.command(&["HGET", MARKS, &source(p)]);
+        let mark = |p| get(p).unwrap().text().parse().unwrap_or(StreamId::MIN);
+        (0..PARTITIONS).map(mark).collect::<Vec<_>>()
+    };
+    let mut before = marks();
     for n in 0..kills {
         dice.wait_ms(100..400);
         let i = n as usize % 2;
-        workers[i] = Worker::start(&server, names[i]);
+        mem::replace(&mut workers[i], start(names[i])).kill();
+        let now = marks();
+        let behind = before.iter().zip(&now).any(|(before, now)| now < before);
+        assert!(!behind, "{before:?} went back to {now:?}");
+        before = now;
     }
     eprintln!("forwarders: {}", load.finish());
     let content = |topic: &str, p: u32| -> Vec<String> {
@@ -56,6 +71,10 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     let whole = || (0..PARTITIONS).map(|p| length(TARGET, p)).sum::<i64>() >= total;
     assert!(eventually(PATIENCE, whole), "everything is forwarded");
     drop(workers);
+    assert!(
+        before.iter().all(|mark| *mark > StreamId::MIN),
+        "{before:?}"
+    );
     for (p, original) in (0..).zip(all) {
         assert_eq!(content(TARGET, p), original, "partition {p}");
     }
@@ -91,27 +110,4 @@ fn entry() {
         .unwrap();
     // until the test is dead
     io::stdin().lock().lines().for_each(drop);
-}
-
-/// A forwarding process. Killed on drop.
-struct Worker(Child);
-
-impl Worker {
-    fn start(server: &PrivateServer, name: &str) -> Self {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "forwards::entry", "--nocapture"])
-            .env(URL, server.url())
-            .env(NAME, name)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn();
-        Self(child.unwrap())
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

@@ -6,8 +6,8 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `STREAMLANE_CRASH_KILLS` | how often each consumer process is killed | 30 |
-//! | `STREAMLANE_CRASH_OUTAGES` | how often the server is killed | 20 |
+//! | `STREAMLANE_CRASH_KILLS` | how often processes are killed, in each test that does it | 20 or 30 |
+//! | `STREAMLANE_CRASH_OUTAGES` | how often the server is killed, or its answers are lost | 4 to 40 |
 //! | `STREAMLANE_CRASH_SEED` | the seed, to run the same moments again | the clock |
 //!
 //! For a long run, say
@@ -16,13 +16,17 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, unreachable_pub)]
 
+mod claims;
 mod dice;
 mod forwards;
 mod kills;
 mod load;
 mod outages;
+mod process;
 mod proof;
+mod publishers;
 mod stops;
+mod ways;
 mod worker;
 
 use std::{env, time::Duration};

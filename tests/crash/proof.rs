@@ -1,8 +1,11 @@
 //! The logs of a test and what they prove.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use streamlane::testing::{Checker, PrivateServer, Recorder, Report, Rules};
+use streamlane::{
+    StreamId,
+    testing::{Checker, Event, Kind, PrivateServer, Recorder, Reply, Report, Rules},
+};
 
 /// Log files beside a server's own; they go when it goes.
 pub struct Logs {
@@ -12,10 +15,15 @@ pub struct Logs {
 
 impl Logs {
     pub fn of(server: &PrivateServer) -> Self {
-        let path = |name: &str| server.dir().join(name);
+        Self::named(server.dir(), "")
+    }
+
+    /// One of several pairs in a directory.
+    pub fn named(dir: &Path, prefix: &str) -> Self {
+        let path = |name| dir.join(format!("{prefix}{name}.log"));
         Self {
-            published: path("published.log"),
-            handled: path("handled.log"),
+            published: path("published"),
+            handled: path("handled"),
         }
     }
 
@@ -34,4 +42,33 @@ impl Logs {
         assert!(report.is_clean(), "{report}");
         report
     }
+}
+
+/// What happened to a message that says a number, by that number instead of its id: so a number that was
+/// stored twice is a double. It is also its own key, so that what is uncertain about one does not make up
+/// for another.
+pub fn numbered(kind: Kind, topic: &str, number: u64) -> Event<'_> {
+    Event {
+        key: number.to_string().into_bytes().into(),
+        ..Event::now(kind, topic, 0, (number, 0), b"")
+    }
+}
+
+/// The same by its id.
+pub fn by_id(kind: Kind, topic: &str, id: StreamId, number: u64) -> Event<'_> {
+    Event {
+        id: (id.ms(), id.seq()),
+        ..numbered(kind, topic, number)
+    }
+}
+
+/// What a stream says: the ids of its entries, and the numbers in their bodies.
+pub fn said(server: &PrivateServer, stream: &str) -> Vec<(StreamId, u64)> {
+    let range = server.command(&["XRANGE", stream, "-", "+"]).unwrap();
+    let entry = |e: &Reply| {
+        let body = e.items()[1].items()[1].text();
+        let id = e.items()[0].text();
+        (id.parse().unwrap(), body.parse().unwrap())
+    };
+    range.items().iter().map(entry).collect()
 }

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::{self, Write},
     path::PathBuf,
-    process::{self, Child, Command, ExitStatus, Stdio},
+    process::{self, ExitStatus},
     thread,
     time::Duration,
 };
@@ -15,7 +15,7 @@ use streamlane::{
     testing::{Event, Kind, PrivateServer, Recorder, eventually},
 };
 
-use crate::{CONSUMER, PATIENCE, TOPIC, open, proof::Logs};
+use crate::{CONSUMER, PATIENCE, TOPIC, open, process::Process, proof::Logs};
 
 /// Where a worker finds its [`Job`].
 const JOB: &str = "STREAMLANE_CRASH_JOB";
@@ -124,22 +124,17 @@ fn entry() {
     }
 }
 
-/// A worker, seen by the test that started it. Killed on drop.
+/// A worker, seen by the test that started it.
 pub struct Worker {
     job: Job,
-    child: Child,
+    process: Process,
 }
 
 impl Worker {
     pub fn start(job: Job) -> Self {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "worker::entry", "--nocapture"])
-            .env(JOB, serde_json::to_string(&job).unwrap())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self { job, child }
+        let text = serde_json::to_string(&job).unwrap();
+        let process = Process::start("worker::entry", &[(JOB, &text)]);
+        Self { job, process }
     }
 
     /// Waits until its lanes run.
@@ -151,19 +146,17 @@ impl Worker {
 
     /// Kills it with SIGKILL and notes the last moment at which it was surely alive: what it handled
     /// later can only have been at risk for less time.
-    pub fn kill(mut self) {
-        let ended = self.child.try_wait().unwrap();
-        assert_eq!(ended, None, "{} lived until now", self.job.instance);
+    #[track_caller]
+    pub fn kill(self) {
         let mark = Event::killed(&self.job.instance);
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill();
         let log = Recorder::append(&self.job.log).unwrap();
         log.record(&mark).unwrap();
     }
 
     /// Tells it to `stop` or to `drain`.
     pub fn tell(&mut self, order: &str) {
-        let stdin = self.child.stdin.as_mut().unwrap();
+        let stdin = self.process.0.stdin.as_mut().unwrap();
         writeln!(stdin, "{order}").unwrap();
     }
 
@@ -174,17 +167,10 @@ impl Worker {
         self.tell("drain");
         let mut ended = None;
         let in_time = eventually(PATIENCE + PATIENCE, || {
-            ended = self.child.try_wait().unwrap();
+            ended = self.process.ended();
             ended.is_some()
         });
         assert!(in_time, "{} ends", self.job.instance);
         assert!(ended.as_ref().is_some_and(ExitStatus::success), "{ended:?}");
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -77,8 +77,12 @@ fn what_is_enqueued_arrives_as_it_was_given() {
             .header("", "x:y");
         orders.enqueue_tracked(&m).unwrap()
     };
-    let id = receipt.wait(PATIENCE).unwrap();
-    assert_eq!(receipt.wait(Duration::ZERO).unwrap(), id, "once more");
+    let id = receipt.wait(PATIENCE).expect("settled").unwrap();
+    assert_eq!(
+        receipt.wait(Duration::ZERO).expect("settled").unwrap(),
+        id,
+        "once more"
+    );
     orders
         .enqueue(&Outgoing::new("T", "p3").partition(3).key(key))
         .unwrap();
@@ -163,7 +167,7 @@ fn the_oldest_message_says_when_a_batch_goes() {
             }
         });
         let _over = Over(over.0);
-        receipt.wait(PATIENCE).unwrap();
+        receipt.wait(PATIENCE).expect("settled").unwrap();
     });
 }
 
@@ -230,7 +234,13 @@ fn a_flush_reports_what_lies_before_it_with_its_own_error() {
         (ErrorKind::Argument, Outcome::NotApplied)
     );
     assert!(e.to_string().contains("partition 7 is out of range"), "{e}");
-    assert_eq!(bad.wait(PATIENCE).unwrap_err().to_string(), e.to_string());
+    assert_eq!(
+        bad.wait(PATIENCE)
+            .expect("settled")
+            .unwrap_err()
+            .to_string(),
+        e.to_string()
+    );
     orders.enqueue(&message("d")).unwrap();
     assert!(orders.flush(PATIENCE).is_clean(), "told once");
     let late = other.flush(PATIENCE);
@@ -343,7 +353,10 @@ fn each_policy_of_a_full_queue_is_kept_while_the_server_is_away() {
 
 /// Each of these was stored, or its caller knows that it was dropped.
 fn each_knows(receipts: &mut [Receipt]) {
-    for e in receipts.iter_mut().filter_map(|r| r.wait(PATIENCE).err()) {
+    for e in receipts
+        .iter_mut()
+        .filter_map(|r| r.wait(PATIENCE).expect("settled").err())
+    {
         assert!(
             e.kind() == ErrorKind::Full && e.to_string().contains("DropOldest"),
             "{e}"
@@ -388,11 +401,8 @@ fn without_a_server_flush_close_and_drop_are_over_in_time() {
             e.kind() == ErrorKind::Timeout && e.to_string().contains("10001"),
             "{e}"
         );
-        let e = receipt.wait(Duration::from_millis(1)).unwrap_err();
-        assert_eq!(
-            (e.kind(), e.outcome()),
-            (ErrorKind::Timeout, Outcome::Unknown)
-        );
+        let yet = receipt.wait(Duration::from_millis(1));
+        assert!(yet.is_none(), "nothing is known yet: {yet:?}");
         let start = Instant::now();
         if how == "close" {
             let closed = orders.close(Duration::from_millis(300));
@@ -418,7 +428,7 @@ fn without_a_server_flush_close_and_drop_are_over_in_time() {
         }
         let took = start.elapsed();
         assert!(took < Duration::from_millis(300) + MARGIN, "{took:?}");
-        let e = receipt.wait(PATIENCE).unwrap_err();
+        let e = receipt.wait(PATIENCE).expect("settled").unwrap_err();
         assert_eq!(
             (e.kind(), e.outcome()),
             (ErrorKind::Stopped, Outcome::NotApplied)
@@ -481,7 +491,9 @@ fn lost_answers_are_unknown_and_nothing_is_sent_twice() {
     assert_eq!(flushed.stored + flushed.unknown, 21, "{flushed:?}");
     assert!(flushed.unknown > 0 && flushed.stored > 0);
     assert_eq!(flushed.error.unwrap().outcome(), Outcome::Unknown);
-    let unknown = receipts.iter_mut().filter_map(|r| r.wait(PATIENCE).err());
+    let unknown = receipts
+        .iter_mut()
+        .filter_map(|r| r.wait(PATIENCE).expect("settled").err());
     assert!(unknown.count() as u64 == flushed.unknown);
     let numbers = numbers(&server, "orders", 0);
     assert!(
@@ -554,14 +566,16 @@ fn a_message_is_tried_again_before_its_successors_or_not_at_all() {
     assert!(flushed.refused > 0 && flushed.stored >= 40);
     let ids: Vec<_> = receipts
         .iter_mut()
-        .filter_map(|r| r.wait(PATIENCE).ok())
+        .filter_map(|r| r.wait(PATIENCE).expect("settled").ok())
         .collect();
     assert_eq!(ids.len() as u64, flushed.stored);
     assert!(
         ids.windows(2).all(|w| w[0] < w[1]),
         "in the order of the queue: {ids:?}"
     );
-    let mut refused = receipts.iter_mut().filter_map(|r| r.wait(PATIENCE).err());
+    let mut refused = receipts
+        .iter_mut()
+        .filter_map(|r| r.wait(PATIENCE).expect("settled").err());
     assert!(refused.all(|e| {
         e.outcome() == Outcome::NotApplied && e.to_string().contains("a later message")
     }));
@@ -601,7 +615,7 @@ fn a_message_too_large_for_the_server_fails_alone() {
     }
     let flushed = orders.flush(PATIENCE);
     assert_eq!(sums(&flushed), [29, 1, 0, 0, 0, 0], "{flushed:?}");
-    let e = all[15].wait(PATIENCE).unwrap_err();
+    let e = all[15].wait(PATIENCE).expect("settled").unwrap_err();
     assert_eq!(e.outcome(), Outcome::NotApplied, "{e}");
     let numbers = numbers(&server, "orders", 0);
     assert!(numbers.len() == 29 && rises(&numbers));
@@ -661,7 +675,10 @@ fn a_server_killed_amid_the_stream_costs_only_what_is_reported() {
     assert_eq!(stored + unknown, enqueued.load(Relaxed), "{flushed:?}");
     assert!(unknown <= 3 * 100, "at most a batch each time: {flushed:?}");
 
-    let told: Vec<_> = receipts.iter_mut().map(|r| r.wait(PATIENCE)).collect();
+    let told: Vec<_> = receipts
+        .iter_mut()
+        .map(|r| r.wait(PATIENCE).expect("settled"))
+        .collect();
     assert_eq!(told.iter().filter(|r| r.is_ok()).count() as u64, stored);
     let mut kept = BTreeMap::new();
     for p in 0..2 {
@@ -703,7 +720,7 @@ fn one_topic_has_one_queue_and_closing_makes_way_for_the_next() {
     assert_eq!(lane_threads("orders").0, 1);
     drop(a);
     b.enqueue(&message("2")).unwrap();
-    b.close(PATIENCE);
+    assert!(b.close(PATIENCE).report.is_clean());
     let c = streams.buffered("orders").unwrap();
     c.enqueue(&message("3")).unwrap();
     drop(c);
@@ -740,7 +757,7 @@ fn what_waits_can_be_taken_back_and_enqueued_again() {
     // as much as the pump has not in hand
     back.extend(orders.reclaim());
     assert!((7..=10).contains(&back.len()), "{}", back.len());
-    assert!(format!("{:?}", back[0]).contains("body_bytes: 1"));
+    assert!(format!("{:?}", back[0]).contains("body_len: 1"));
     let report = orders.flush(Duration::from_millis(1));
     assert_eq!(report.returned, back.len() as u64);
     assert_eq!(report.queued, 10 - report.returned);
@@ -754,6 +771,163 @@ fn what_waits_can_be_taken_back_and_enqueued_again() {
     assert!(all.iter().enumerate().all(|(n, (_, f))| {
         f[1] == n.to_string() && f[7] == "c" && f[9] == format!("1:n1:{n}")
     }));
+}
+
+#[test]
+fn what_waits_says_why_and_what_was_given_back_is_no_success() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let all = settings(&relay.url(), "orders", 1).with_producer(producer("orders"));
+    let streams = Streams::open(all.publish_timeout(Duration::from_millis(100))).unwrap();
+    relay.refuse_new(true).unwrap();
+    relay.reset();
+    let orders = streams.buffered("orders").unwrap();
+    let other = orders.clone();
+    orders.enqueue(&message("0")).unwrap();
+    let mut said = String::new();
+    expect("the reason", || {
+        let e = orders
+            .flush(Duration::from_millis(10))
+            .into_result()
+            .unwrap_err();
+        assert_eq!(
+            (e.kind(), e.is_retryable()),
+            (ErrorKind::Timeout, true),
+            "{e}"
+        );
+        said = e.to_string();
+        said.contains(&relay.addr().to_string())
+    });
+    assert!(said.contains("1 message(s) wait still"), "{said}");
+    let closed = orders.close(Duration::ZERO);
+    assert_eq!((closed.report.returned, closed.undelivered.len()), (1, 1));
+    for report in [closed.report, other.flush(PATIENCE)] {
+        assert!(!report.is_clean());
+        let e = report.into_result().unwrap_err();
+        assert_eq!(
+            (e.kind(), e.is_retryable()),
+            (ErrorKind::Stopped, false),
+            "{e}"
+        );
+    }
+    let status = status(&streams);
+    assert_eq!((status.returned, status.queued), (1, 0), "{status:?}");
+}
+
+#[test]
+fn a_login_that_is_refused_for_a_while_costs_no_message() {
+    let server = server();
+    let user = |words: &[&str]| server.command(&[&["ACL", "SETUSER", "app"], words].concat());
+    user(&["on", ">old", "~*", "&*", "+@all"]).unwrap();
+    let url = server.url().replacen("://", "://app:old@", 1);
+    let all = settings(&url, "orders", 1).with_producer(producer("orders").max_batch(10));
+    let streams = Streams::open(all).unwrap();
+    let orders = streams.buffered("orders").unwrap();
+    orders.enqueue(&message("0")).unwrap();
+    assert!(orders.flush(PATIENCE).is_clean());
+    user(&["resetpass", ">new"]).unwrap();
+    server.command(&["CLIENT", "KILL", "USER", "app"]).unwrap();
+    for n in 1..100 {
+        orders.enqueue(&message(&n.to_string())).unwrap();
+    }
+    let mut e = None;
+    expect("the refusal", || {
+        let flushed = orders.flush(Duration::from_millis(10));
+        assert_eq!(sums(&flushed), [0, 0, 0, 0, 0, 99], "{flushed:?}");
+        e = flushed.error;
+        e.is_some()
+    });
+    let e = e.unwrap();
+    assert_eq!(e.server_class(), Some(ServerClass::Auth), "{e}");
+    assert!(!e.to_string().contains("old"), "{e}");
+    user(&["resetpass", ">old"]).unwrap();
+    assert_eq!(sums(&orders.flush(PATIENCE)), [99, 0, 0, 0, 0, 0]);
+    let all = numbers(&server, "orders", 0);
+    assert!(all.len() == 100 && rises(&all));
+}
+
+#[test]
+fn a_log_may_be_published_by_way_of_the_queue_it_tells_of() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let settings = producer("lines")
+        .max_queue(10)
+        .max_batch(2)
+        .drop_oldest(true);
+    let all = support_two(&relay.url()).publish_timeout(Duration::from_millis(100));
+    let streams = Streams::open(all.with_producer(settings)).unwrap();
+    relay.refuse_new(true).unwrap();
+    relay.reset();
+    let lines = streams.buffered("lines").unwrap();
+    let (log, told) = (lines.clone(), std::sync::Arc::new(AtomicU64::new(0)));
+    let counter = told.clone();
+    on_log(move |line| {
+        if line.contains("buffered publisher of lines") {
+            for _ in 0..10 {
+                // it makes room by dropping the oldest; a closed one takes none
+                let _ = log.enqueue(&message(line));
+            }
+            counter.fetch_add(u64::from(line.contains("trying again")), Relaxed);
+        }
+    });
+    for n in 0..20 {
+        lines.enqueue(&message(&n.to_string())).unwrap();
+    }
+    expect("the server to be missed", || told.load(Relaxed) > 0);
+    relay.refuse_new(false).unwrap();
+    assert_eq!(lines.flush(PATIENCE).queued, 0);
+    assert_eq!(lines.close(PATIENCE).report.queued, 0);
+}
+
+#[test]
+fn whoever_enqueues_while_it_closes_is_told_what_became_of_it() {
+    let server = server();
+    for round in 0..8 {
+        let settings = producer("orders").max_queue(20).max_batch(7);
+        let streams = with(
+            &server.url(),
+            "orders",
+            2,
+            settings.drop_oldest(round % 2 == 0),
+        );
+        let orders = streams.buffered("orders").unwrap();
+        let (watch, taken) = (orders.clone(), AtomicU64::new(0));
+        let undelivered = thread::scope(|s| {
+            for _ in 0..4 {
+                let (orders, taken) = (orders.clone(), &taken);
+                s.spawn(move || {
+                    let e = loop {
+                        match orders.enqueue(&message("b")) {
+                            Ok(()) => taken.fetch_add(1, Relaxed),
+                            Err(e) => break e,
+                        };
+                    };
+                    assert_eq!(e.kind(), ErrorKind::Stopped, "{e}");
+                });
+            }
+            expect("messages", || taken.load(Relaxed) > 500);
+            orders.close(Duration::ZERO).undelivered.len() as u64
+        });
+        let report = watch.flush(PATIENCE);
+        let [stored, refused, unknown, dropped, returned, queued] = sums(&report);
+        assert_eq!((refused, queued), (0, 0), "{report:?}");
+        assert_eq!(
+            stored + unknown + dropped + returned,
+            taken.load(Relaxed),
+            "{report:?}"
+        );
+        assert_eq!(
+            returned, undelivered,
+            "all of them were given to who closed it"
+        );
+        let again = orders.close(PATIENCE).undelivered;
+        assert!(again.is_empty(), "nothing was taken afterwards");
+        let status = status(&streams);
+        assert_eq!(
+            (status.queued, status.returned, status.dropped),
+            (0, returned, dropped)
+        );
+    }
 }
 
 #[test]

@@ -466,12 +466,19 @@ fn a_position_that_fits_no_stream_waits_for_a_person() {
     assert_eq!((watched.seen.len(), watched.gaps.len()), (0, 0));
     assert_eq!(watched.status().connects, 1);
     assert_eq!(logged(&["ERROR", "far[0]/c"]).len(), 1);
-    watched.consumer.stop();
     assert_eq!(
         stored(&server, "far", "c", 0),
         Some(FAR.parse().unwrap()),
         "what a person has to decide on stays"
     );
+    // a reset decides
+    server
+        .command(&["HSET", &positions("far"), "__reset:0", "0-0"])
+        .unwrap();
+    assert_eq!(watched.seen.wait_for(11)[10], "new");
+    running(&watched.consumer);
+    assert_eq!(watched.gaps.len(), 0);
+    assert_eq!(streams.health().status, Status::Healthy);
 }
 
 #[test]

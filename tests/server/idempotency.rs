@@ -46,9 +46,9 @@ fn one_of_many_is_the_first_and_peers_see_the_same_marker() {
             s.spawn(move || {
                 let first = match t % 2 {
                     0 => bets.try_begin("id", HOUR).unwrap(),
-                    _ => bets.claim("id", HOUR).unwrap().is_some_and(|c| {
+                    _ => bets.claim("id", HOUR).unwrap().mine().is_some_and(|c| {
                         assert!(c.remaining() > HOUR / 2 && c.remaining() <= HOUR);
-                        c.complete(HOUR).unwrap()
+                        c.complete(HOUR).unwrap() == Completion::InTime
                     }),
                 };
                 firsts.fetch_add(first.into(), Relaxed);
@@ -63,7 +63,7 @@ fn one_of_many_is_the_first_and_peers_see_the_same_marker() {
     for value in ["1", ""] {
         text(&server, &["SET", MARKER, value]);
         assert!(!bets.try_begin("id", HOUR).unwrap());
-        assert!(bets.claim("id", HOUR).unwrap().is_none());
+        assert!(matches!(bets.claim("id", HOUR).unwrap(), Sight::Done));
     }
     // Another scope is another thing.
     let other = open(&server.url(), "orders", 1)
@@ -87,7 +87,7 @@ fn what_try_begin_marked_stays_marked_until_its_time_is_over() {
 fn a_claim_is_released_by_whatever_ends_the_work_early() {
     let server = server();
     let bets = bets(&server.url());
-    let claim = || bets.claim("id", HOUR).unwrap();
+    let claim = || bets.claim("id", HOUR).unwrap().mine();
     assert!(claim().unwrap().release().unwrap());
     assert!(!marked(&server));
     drop(claim().unwrap());
@@ -106,12 +106,13 @@ fn a_claim_is_released_by_whatever_ends_the_work_early() {
         work.join().is_err()
     });
     assert!(panics && !marked(&server));
-    assert!(claim().unwrap().complete(HOUR).unwrap());
-    assert!(claim().is_none());
+    assert_eq!(claim().unwrap().complete(HOUR).unwrap(), Completion::InTime);
+    assert!(matches!(bets.claim("id", HOUR).unwrap(), Sight::Done));
     // As if it had died in between: nobody releases it.
     run_out(&server);
     let dead = claim().unwrap();
-    assert!(claim().is_none());
+    // not done: who took this for it would lose the work
+    assert!(matches!(bets.claim("id", HOUR).unwrap(), Sight::Claimed));
     run_out(&server);
     assert!(claim().is_some());
     drop(dead);
@@ -122,9 +123,9 @@ fn a_claim_that_ran_out_is_told_so_and_frees_nothing_of_the_next() {
     type End = fn(Claim) -> bool;
     let server = server();
     let bets = bets(&server.url());
-    let claim = || bets.claim("id", HOUR).unwrap().unwrap();
+    let claim = || bets.claim("id", HOUR).unwrap().mine().unwrap();
     let release: End = |c| c.release().unwrap();
-    let complete: End = |c| c.complete(HOUR).unwrap();
+    let complete: End = |c| c.complete(HOUR).unwrap() == Completion::InTime;
     let forget: End = |c| {
         drop(c);
         false
@@ -141,12 +142,13 @@ fn a_claim_that_ran_out_is_told_so_and_frees_nothing_of_the_next() {
     // Taken by nobody meanwhile: what was done is marked as done, and still told to be late.
     let late = claim();
     run_out(&server);
-    assert!(!late.complete(HOUR).unwrap());
+    assert_eq!(late.complete(HOUR).unwrap(), Completion::Late);
     assert!(marked(&server));
     // Without a server's word, the claim's own clock knows.
     let brief = bets
         .claim("other", Duration::from_millis(1))
         .unwrap()
+        .mine()
         .unwrap();
     expect("its time to be over", || brief.remaining().is_zero());
 }
@@ -195,13 +197,8 @@ fn lost_answers_are_unknown_and_a_claim_whose_end_is_unknown_ends_by_itself() {
     let streams = open(&relay.url(), "orders", 1);
     let bets = streams.idempotency("bets").unwrap();
     // From here on the server knows the script by its hash.
-    assert!(
-        bets.claim("warm", HOUR)
-            .unwrap()
-            .unwrap()
-            .complete(HOUR)
-            .unwrap()
-    );
+    let warm = bets.claim("warm", HOUR).unwrap().mine().unwrap();
+    assert_eq!(warm.complete(HOUR).unwrap(), Completion::InTime);
     relay.fault_existing(Way::Replies, Fault::Swallow);
     let other = bets.clone();
     let lost = thread::spawn(move || other.try_begin("id", HOUR));
@@ -220,7 +217,7 @@ fn lost_answers_are_unknown_and_a_claim_whose_end_is_unknown_ends_by_itself() {
     );
 
     run_out(&server);
-    let claim = bets.claim("id", HOUR).unwrap().unwrap();
+    let claim = bets.claim("id", HOUR).unwrap().mine().unwrap();
     relay.fault_existing(Way::Replies, Fault::Swallow);
     let done = thread::spawn(move || claim.complete(HOUR));
     expect("the claim to be completed", || {
@@ -243,7 +240,8 @@ fn lost_answers_are_unknown_and_a_claim_whose_end_is_unknown_ends_by_itself() {
 fn a_full_server_takes_no_claims_and_lets_those_it_has_end() {
     let server = server();
     let bets = bets(&server.url());
-    let [done, given_up] = ["done", "given up"].map(|id| bets.claim(id, HOUR).unwrap().unwrap());
+    let [done, given_up] =
+        ["done", "given up"].map(|id| bets.claim(id, HOUR).unwrap().mine().unwrap());
     text(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let e = bets.claim("id", HOUR).unwrap_err();
     assert_eq!(
@@ -251,7 +249,7 @@ fn a_full_server_takes_no_claims_and_lets_those_it_has_end() {
         (Some("OOM"), Outcome::NotApplied),
         "{e}"
     );
-    assert!(done.complete(HOUR).unwrap());
+    assert_eq!(done.complete(HOUR).unwrap(), Completion::InTime);
     assert!(given_up.release().unwrap());
 }
 
@@ -262,8 +260,11 @@ fn without_scripts_claims_can_be_made_but_the_error_says_how_to_end_them() {
     text(&server, &rules.split(' ').collect::<Vec<_>>());
     let bets = bets(&format!("redis://u:p@127.0.0.1:{}", server.port()));
     assert!(bets.try_begin("simple", HOUR).unwrap());
-    for end in [|c: Claim| c.complete(HOUR), Claim::release] {
-        let claim = bets.claim("id", HOUR).unwrap().unwrap();
+    for end in [
+        |c: Claim| c.complete(HOUR).map(drop),
+        |c: Claim| c.release().map(drop),
+    ] {
+        let claim = bets.claim("id", HOUR).unwrap().mine().unwrap();
         let e = end(claim).unwrap_err();
         assert_eq!(e.server_class(), Some(ServerClass::NoPermission), "{e}");
         let text = e.to_string();

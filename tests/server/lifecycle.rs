@@ -443,7 +443,8 @@ fn nothing_is_left_of_a_consumer_that_stopped() {
         return;
     }
     let server = server();
-    let streams = open(&server.url(), "leftovers", 4);
+    let settings = settings(&server.url(), "leftovers", 4);
+    let streams = Streams::open(settings.topic_refresh(Duration::from_millis(10))).unwrap();
     let cycle = || {
         let seen = Seen::default();
         let consumer = recording(streams.consumer("leftovers").name("c"), &seen);
@@ -461,6 +462,9 @@ fn nothing_is_left_of_a_consumer_that_stopped() {
         all
     };
     cycle(); // threads that the process keeps, such as the one that resolves names, are there now
+    expect("the watcher of topics, which stays, to be there", || {
+        !connections(&server, "streams-topics").is_empty()
+    });
     // The kernel lists a thread for a moment after it was joined.
     let ours = |t: &String| t.starts_with("lane") || t == "positions";
     expect("the consumer's threads to be gone", || {

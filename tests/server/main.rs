@@ -7,15 +7,20 @@
     unreachable_pub
 )]
 
+mod admin;
 mod basics;
 mod batches;
 mod bounds;
+mod budget;
 mod buffered;
 mod configured;
 mod content;
 mod contract;
+mod entry_ids;
+mod every_way;
 mod forwarder;
 mod gaps;
+mod growth;
 mod idempotency;
 mod json_publishing;
 mod lifecycle;
@@ -27,8 +32,10 @@ mod positions;
 mod publishing;
 mod reading;
 mod refusals;
+mod resets;
 mod routing;
 mod shapes;
+mod sharing;
 mod sockets;
 mod start;
 mod state_store;

@@ -171,7 +171,7 @@ fn scripted(read: impl Fn(usize) -> Answer + Send + 'static) -> Stub {
     let mut reads = 0;
     Stub::start(move |args, _| match &args[0][..] {
         b"HMGET" if args[1].starts_with(b"re:m:") => Answer::Reply(one_partition()),
-        b"HMGET" => Answer::Reply(Reply::Array(vec![Reply::Nil])),
+        b"HMGET" => Answer::Reply(Reply::Array(vec![Reply::Nil; args.len() - 2])),
         b"EXISTS" | b"HSET" => Answer::Reply(Reply::Int(1)),
         b"XREAD" => {
             reads += 1;
@@ -469,7 +469,8 @@ fn a_server_that_hangs_up_on_the_idle_costs_nothing() {
     let streams = open(&server.url(), "hangup", 1);
     let seen = Seen::default();
     let reads = streams.consumer("hangup").name("c");
-    let consumer = recording(reads.persist_interval(ms(50)), &seen)
+    // longer than the server's patience, or the timer's connection would not be idle
+    let consumer = recording(reads.persist_interval(ms(3000)), &seen)
         .start()
         .unwrap();
     let publisher = streams.publisher("hangup").unwrap();

@@ -148,6 +148,16 @@ pub(crate) fn stored(
 /// The tests of one process share its log: ask for lines by a topic or server of your own.
 static LOG: Capture = Capture(Mutex::new(Vec::new()));
 
+/// Hears every line, on the thread that logs it.
+type Listener = Box<dyn Fn(&str) + Send + Sync>;
+
+static LISTENERS: Mutex<Vec<Arc<Listener>>> = Mutex::new(Vec::new());
+
+/// Has every line told from now on.
+pub(crate) fn on_log(listener: impl Fn(&str) + Send + Sync + 'static) {
+    LISTENERS.lock().unwrap().push(Arc::new(Box::new(listener)));
+}
+
 struct Capture(Mutex<Vec<String>>);
 
 impl log::Log for Capture {
@@ -157,7 +167,12 @@ impl log::Log for Capture {
 
     fn log(&self, record: &log::Record<'_>) {
         let line = format!("{} {}", record.level(), record.args());
-        self.0.lock().unwrap().push(line);
+        self.0.lock().unwrap().push(line.clone());
+        // with the arguments of the record still borrowed, and no lock of ours held
+        let listeners = LISTENERS.lock().unwrap().clone();
+        for listen in &listeners {
+            listen(&line);
+        }
     }
 
     fn flush(&self) {}

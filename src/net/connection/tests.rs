@@ -544,3 +544,48 @@ fn commands_are_named_by_their_first_key() {
         assert_eq!(found, key.map(str::as_bytes), "{line}");
     }
 }
+
+#[test]
+fn who_has_no_time_to_dial_holds_nobody_up() {
+    let server = Server::start(&[]);
+    let target = server.target("");
+    let e = Connection::dial(&target, "test", None, Duration::ZERO).unwrap_err();
+    assert_eq!(
+        (e.kind(), e.outcome()),
+        (ErrorKind::Connect, Outcome::NotApplied)
+    );
+    assert!(
+        Gate::of(&target).down().is_none(),
+        "nothing was learned of the server"
+    );
+    dial(&target).unwrap();
+}
+
+#[test]
+fn all_who_use_an_ended_connection_hear_what_ended_it() {
+    let hangs_up = |peer: TcpStream| drop(peer);
+    let target = stub(vec![after_a_command(hangs_up), after_a_command(silence)]);
+    let duplex = || Duplex::of(dial(&target).unwrap());
+    let said = |e: &Error| e.message().to_owned();
+
+    let ended = duplex();
+    ended.send(b"PING\r\n", LONG).unwrap();
+    let first = ended.recv(&mut [0; 9], LONG).unwrap_err();
+    let (taken, second) = ended.send(b"PING\r\n", LONG).unwrap_err();
+    assert_eq!((taken, said(&second)), (0, said(&first)));
+    assert_eq!(said(&ended.check_idle().unwrap_err()), said(&second));
+
+    let ended = duplex();
+    ended.send(b"PING\r\n", LONG).unwrap();
+    assert_eq!(ended.recv(&mut [0; 9], SHORT).unwrap(), None);
+    let (given_up, cut_off) = thread::scope(|s| {
+        let reader = s.spawn(|| ended.recv(&mut [0; 9], LONG).unwrap_err());
+        nap();
+        (ended.give_up(SHORT), reader.join().unwrap())
+    });
+    assert_eq!(given_up.kind(), ErrorKind::Timeout);
+    assert_eq!(
+        (cut_off.kind(), said(&cut_off)),
+        (given_up.kind(), said(&given_up))
+    );
+}

@@ -75,7 +75,10 @@ pub(super) struct Told {
     pub(super) totals: Totals,
     /// Of the messages it was to wait for, those that wait still.
     pub(super) queued: u64,
+    /// The newest reason why messages were lost.
     pub(super) error: Option<Error>,
+    /// Why messages wait, if the last try says.
+    pub(super) trouble: Option<Error>,
 }
 
 /// Somebody waits until everything up to a place in the queue is settled.
@@ -99,6 +102,8 @@ pub(super) struct Books {
     totals: Totals,
     /// The newest reason why a message was refused, or its answer lost.
     error: Option<Error>,
+    /// Why what was tried last has to be tried again.
+    trouble: Option<Error>,
     flushes: Vec<Flush>,
     flushes_ever: u64,
     /// What is left when the pump has gone.
@@ -114,6 +119,7 @@ impl Books {
             in_hand: 0,
             totals: Totals::default(),
             error: None,
+            trouble: None,
             flushes: Vec::new(),
             flushes_ever: 0,
             left: Vec::new(),
@@ -152,9 +158,11 @@ impl Books {
         self.flushes.iter().filter(|f| f.told.is_none())
     }
 
-    /// The messages counted here have left the pump's hand; `error` is why some of them were lost.
-    pub(super) fn settle(&mut self, totals: Totals, error: Option<Error>) {
+    /// The messages counted here have left the pump's hand; `error` is why some of them were lost,
+    /// `trouble` why others are still in it.
+    pub(super) fn settle(&mut self, totals: Totals, error: Option<Error>, trouble: Option<Error>) {
         self.in_hand -= totals.all();
+        self.trouble = trouble;
         self.left_as(totals, error);
     }
 
@@ -187,6 +195,16 @@ impl Books {
         self.left.extend(parcels);
     }
 
+    /// Takes one message back that was queued after the last look at the queue. Each that was is taken back
+    /// by whoever queued one, so it does not matter whose it is; none was ever counted here.
+    pub(super) fn take_late(&mut self) -> Option<BoxedParcel> {
+        if self.ended {
+            self.queue.try_recv().ok()
+        } else {
+            None
+        }
+    }
+
     pub(super) fn take_left(&mut self) -> Vec<Undelivered> {
         std::mem::take(&mut self.left)
     }
@@ -206,6 +224,7 @@ impl Books {
                 totals: self.totals,
                 queued: 0,
                 error: self.error.as_ref().map(Error::again),
+                trouble: None,
             });
         }
     }
@@ -246,6 +265,7 @@ impl Books {
             totals: self.totals,
             queued,
             error: self.error.as_ref().map(Error::again),
+            trouble: self.trouble.as_ref().map(Error::again),
         }
     }
 }
@@ -293,14 +313,14 @@ mod tests {
         assert_eq!(hand.len(), 3);
         assert!(!books.is_told(first));
         hand.clear();
-        books.settle(stored(3), None);
+        books.settle(stored(3), None, None);
         assert!(books.is_told(first) && !books.is_told(second));
         books.take_into(&mut hand, 1);
         books.take_into(&mut hand, 100);
         assert_eq!(hand.len(), 2);
         let mut lost = stored(1);
         lost.failed(Outcome::NotApplied);
-        books.settle(lost, Some(gone()));
+        books.settle(lost, Some(gone()), None);
         let told = books.told(first);
         assert!(told.totals == stored(3) && told.error.is_none() && told.queued == 0);
         let told = books.told(second);
@@ -318,12 +338,12 @@ mod tests {
         put(&queue, 9);
         books.take_into(&mut hand, 3);
         assert_eq!(books.told(number).queued, 5);
-        books.settle(stored(1), None);
+        books.settle(stored(1), None, None);
         let number = books.flush();
         assert_eq!(books.told(number).queued, 13);
         assert!(!books.is_hurried(), "nobody waits any more");
         let number = books.flush();
-        books.settle(stored(2), None);
+        books.settle(stored(2), None, None);
         assert!(!books.is_told(number));
         assert_eq!(books.take_back().len(), 11);
         assert!(books.is_told(number), "nothing is left to wait for");
@@ -340,7 +360,7 @@ mod tests {
         assert!(books.drop_oldest().is_some() && books.drop_oldest().is_some());
         assert!(books.drop_oldest().is_none());
         assert!(!books.is_told(number), "two are on their way");
-        books.settle(stored(2), None);
+        books.settle(stored(2), None, None);
         let told = books.told(number);
         assert_eq!((told.totals.stored, told.totals.dropped), (2, 2));
         let empty = books.flush();

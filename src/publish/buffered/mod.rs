@@ -59,8 +59,8 @@ const GRACE: Duration = Duration::from_millis(400);
 /// The queue is memory: a crash of the process loses what waits in it. Messages of one partition are
 /// stored in the order in which they were enqueued; those with equal keys share a partition. A message
 /// that is certainly not stored is tried again, before any later one of its partition, until it is
-/// `RetryForMs` old; one that the server refuses for good fails alone; one whose answer was lost is
-/// never sent again and counts as unknown. After an unknown outcome the old append may yet land behind
+/// `RetryForMs` old, whether the server is away, takes nothing or lets nobody in; one that the server
+/// refuses for good fails alone; one whose answer was lost is never sent again and counts as unknown. After an unknown outcome the old append may yet land behind
 /// later messages. A message that was refused for now is given up when a later one of its partition was
 /// stored.
 ///
@@ -85,6 +85,7 @@ pub struct BufferedPublisher {
 /// The numbers add up: each message that was enqueued is in one of them, once in the reports of one
 /// handle, or waits still.
 #[derive(Debug)]
+#[must_use = "messages may be lost or wait still"]
 #[non_exhaustive]
 pub struct Flushed {
     /// How many were stored.
@@ -100,33 +101,51 @@ pub struct Flushed {
     pub returned: u64,
     /// How many that were to be waited for wait still. They are tried on.
     pub queued: u64,
-    /// The newest reason why messages were refused, unknown or dropped.
+    /// The newest reason why messages were refused, unknown or dropped; or else why they wait, if that
+    /// is known.
     pub error: Option<Error>,
 }
 
 impl Flushed {
-    /// Whether nothing was lost and nothing waits.
+    /// Whether all were stored: none was lost or given back, and none waits.
     pub fn is_clean(&self) -> bool {
-        self.refused + self.unknown + self.dropped + self.queued == 0
+        self.lost() + self.returned + self.queued == 0
     }
 
-    /// An error unless nothing was lost and nothing waits.
+    fn lost(&self) -> u64 {
+        self.refused + self.unknown + self.dropped
+    }
+
+    /// An error unless all were stored.
     ///
     /// # Errors
     ///
-    /// The newest reason why messages were lost; [`ErrorKind::Timeout`] when none was, but some wait.
+    /// The newest reason why messages were lost; when none was, [`ErrorKind::Timeout`] if some wait, or
+    /// [`ErrorKind::Stopped`] if they were given back.
     pub fn into_result(self) -> Result<()> {
         if self.is_clean() {
             return Ok(());
         }
-        let what = format!("{} message(s) wait still", self.queued);
-        let waits = || Error::new(ErrorKind::Timeout, "flush", what);
-        Err(self.error.unwrap_or_else(waits))
+        let (kind, what) = match self.queued {
+            0 => {
+                let what = format!("{} message(s) were given back", self.returned);
+                (ErrorKind::Stopped, what)
+            }
+            n => (ErrorKind::Timeout, format!("{n} message(s) wait still")),
+        };
+        let unlost = Error::new(kind, "flush", what);
+        let is_lost = self.lost() > 0;
+        Err(match self.error {
+            Some(e) if is_lost => e,
+            Some(trouble) => unlost.caused_by(trouble),
+            None => unlost,
+        })
     }
 }
 
 /// What [`BufferedPublisher::close`] leaves behind.
 #[derive(Debug)]
+#[must_use = "messages may be lost or given back"]
 #[non_exhaustive]
 pub struct Closed {
     /// What became of the messages; those given back here are among the `returned`.
@@ -256,12 +275,13 @@ impl BufferedPublisher {
     /// Takes everything out of the queue, oldest first, but for the batch that is being made or sent: for
     /// a caller that gives up on the server, or knows another place for it. Those who await these
     /// messages learn that they were not stored. Does not wait.
+    #[must_use = "these messages are not stored, and nobody else has them"]
     pub fn reclaim(&self) -> Vec<Undelivered> {
         self.shared().take_back()
     }
 
     /// Takes no more messages, blocks for up to `timeout` until those that wait are stored, and gives back
-    /// what is left, for all handles. After `timeout` the connection is cut, and messages on their way at
+    /// what is left, for all handles. Callers that wait for room are turned away. After `timeout` the connection is cut, and messages on their way at
     /// that moment count as unknown; it returns within half a second more.
     ///
     /// Closing again reports what the first one left.
@@ -289,6 +309,8 @@ impl BufferedPublisher {
             told.error
         } else if new.dropped > 0 {
             Some(self.shared().dropped())
+        } else if told.queued > 0 {
+            told.trouble
         } else {
             None
         };
@@ -358,7 +380,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let (_, left) = self.close(self.shared.settings.shutdown_timeout);
         if !left.is_empty() {
-            log::warn!(
+            log::error!(
                 "buffered publisher of {}: abandoned {} message(s) that were not stored by the time it was \
                  dropped",
                 self.shared.plan.topic,
@@ -383,7 +405,7 @@ mod tests {
         Outcome, TopicSettings,
         net::Target,
         publish::{PublishCounts, TraceHook},
-        wire::{Keys, RoundRobin},
+        wire::Keys,
     };
 
     const LONG: Duration = Duration::from_secs(20);
@@ -399,7 +421,7 @@ mod tests {
             timeout: LONG,
             max_message_bytes: 1000,
             counts: Arc::<PublishCounts>::default(),
-            round_robin: Arc::<RoundRobin>::default(),
+            partitions: Arc::default(),
             trace: TraceHook::default(),
         };
         Arc::new(Shared::new(plan, settings))
@@ -432,7 +454,7 @@ mod tests {
             assert_eq!((flushed.unknown, flushed.returned), (2, 3), "{flushed:?}");
         });
         for (i, receipt) in tracked.iter_mut().enumerate() {
-            let e = receipt.wait(LONG).unwrap_err();
+            let e = receipt.wait(LONG).expect("settled").unwrap_err();
             let outcome = [Outcome::NotApplied, Outcome::Unknown][usize::from(i < 2)];
             assert_eq!((e.kind(), e.outcome()), (ErrorKind::Stopped, outcome));
         }
@@ -442,6 +464,13 @@ mod tests {
         assert_eq!(publisher.close(LONG).undelivered.len(), 3);
         let status = shared.plan.counts.status("orders");
         assert_eq!((status.queued, status.unknown), (0, 2));
+    }
+
+    /// All there is to a message.
+    fn parts(m: &Outgoing<'_>) -> String {
+        let texts = [m.key, m.message_type, m.body, m.correlation_id];
+        let (trace, headers, p) = (m.traceparent, &m.headers, m.partition);
+        format!("{texts:?} {trace:?} {headers:?} {p:?}")
     }
 
     #[test]
@@ -466,33 +495,51 @@ mod tests {
         let back = publisher.reclaim();
         assert_eq!(back.len(), given.len());
         for (m, back) in given.iter().zip(&back) {
-            assert_eq!(format!("{m:?}"), format!("{:?}", back.message()));
+            assert_eq!(parts(m), parts(&back.message()));
         }
         let debug = format!("{:?}", back[0]);
         assert!(
-            debug.contains("body_bytes: 5") && !debug.contains("$1"),
+            debug.contains("body_len: 5") && !debug.contains("$1") && !debug.contains('k'),
             "{debug}"
         );
         shared.pump_ended([].into_iter());
     }
 
     #[test]
-    fn a_message_that_is_queued_behind_the_last_look_is_swept_up() {
+    fn a_message_that_is_queued_behind_the_last_look_is_not_taken() {
         let shared = shared(ProducerSettings::new("orders").max_queue(1));
         let publisher = handle(&shared);
         let m = Outgoing::new("T", "B");
         publisher.enqueue(&m).unwrap();
-        thread::scope(|s| {
-            // it waits for room until the pump has gone
-            let late = s.spawn(|| publisher.enqueue_timeout(&m, LONG));
-            while shared.plan.counts.status("orders").queued < 2 {
+        let late = thread::scope(|s| {
+            // they wait for room until the pump has gone
+            let wait = || s.spawn(|| publisher.enqueue_timeout(&m, LONG));
+            let late: Vec<_> = (0..4).map(|_| wait()).collect();
+            while shared.plan.counts.status("orders").queued < 5 {
                 thread::yield_now();
             }
             shared.pump_ended([].into_iter());
-            late.join().unwrap().unwrap();
+            late.into_iter()
+                .map(|t| t.join().unwrap())
+                .collect::<Vec<_>>()
         });
+        // the last look may have seen some of them
+        let seen = 1 + late.iter().filter(|r| r.is_ok()).count();
+        let refused = late.iter().filter_map(|r| r.as_ref().err());
+        for e in refused {
+            assert_eq!(
+                (e.kind(), e.outcome()),
+                (ErrorKind::Stopped, Outcome::NotApplied)
+            );
+        }
         let closed = publisher.close(LONG);
-        assert_eq!((closed.report.returned, closed.undelivered.len()), (2, 2));
-        assert_eq!(publisher.queued(), 0);
+        assert_eq!(
+            (closed.report.returned, closed.undelivered.len()),
+            (seen as u64, seen)
+        );
+        assert!(publisher.queued() == 0 && publisher.close(LONG).undelivered.is_empty());
+        let status = shared.plan.counts.status("orders");
+        assert_eq!((status.queued, status.returned), (0, seen as u64));
+        assert_eq!(status.refused, 5 - seen as u64);
     }
 }

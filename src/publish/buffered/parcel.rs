@@ -180,12 +180,7 @@ impl Undelivered {
 
 impl fmt::Debug for Undelivered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let m = self.message();
-        f.debug_struct("Undelivered")
-            .field("message_type", &m.message_type.escape_ascii().to_string())
-            .field("key", &m.key.escape_ascii().to_string())
-            .field("body_bytes", &m.body.len())
-            .finish_non_exhaustive()
+        f.debug_tuple("Undelivered").field(&self.message()).finish()
     }
 }
 

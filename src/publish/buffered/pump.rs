@@ -10,7 +10,7 @@ use crate::{
     StreamId,
     backoff::{IdleLadder, jittered},
     clock,
-    error::{Error, ErrorKind, Outcome},
+    error::{Error, ErrorKind, Outcome, ServerClass::Auth},
     net::{Deadline, STOP},
     quiet::{HeldBack, Quiet},
 };
@@ -19,7 +19,7 @@ use super::{
     super::{
         Encoder,
         counts::Count,
-        link::{Link, PIECE_BYTES, PIECE_MESSAGES, is_over},
+        link::{Link, PIECE_BYTES, is_full, is_over},
     },
     books::Totals,
     parcel::{BoxedParcel, Undelivered},
@@ -48,7 +48,9 @@ enum Fate {
 impl Fate {
     /// Of a message that failed with this error.
     fn of(e: Error) -> Self {
-        if e.outcome() == Outcome::NotApplied && e.is_retryable() {
+        // Whom the server lets in is put right while messages wait, and is about none of them.
+        let is_outside = e.kind() == ErrorKind::Connect || e.server_class() == Some(Auth);
+        if e.outcome() == Outcome::NotApplied && (e.is_retryable() || is_outside) {
             Self::Again(e)
         } else {
             Self::Lost(e)
@@ -168,10 +170,12 @@ impl Pump {
             }
             // told to end
             Err(e) if e.kind() == ErrorKind::Stopped => return,
-            // This holds for every message, and none of them was sent.
-            Err(e) => self
-                .fates
-                .extend(self.hand.iter().map(|_| Fate::of(e.again()))),
+            // None of them was sent, and it is about none of them. Rights may be granted while they wait, but
+            // settings that do not fit the topic stay as they are.
+            Err(e) => self.fates.extend(self.hand.iter().map(|_| match e.kind() {
+                ErrorKind::Config => Fate::Lost(e.again()),
+                _ => Fate::Again(e.again()),
+            })),
         }
         self.link.rest();
         if let Some(e) = self.settle() {
@@ -179,16 +183,12 @@ impl Pump {
         }
     }
 
-    /// Writes the commands of a piece. A message that makes up a piece by itself is sent by itself: if the
-    /// server takes offence at its size, no other is touched.
+    /// Writes the commands of a piece.
     fn write(&mut self, encoder: &Encoder) {
         let out = self.link.out();
         out.clear();
         for parcel in &self.hand {
-            let full = self.routes.len() == PIECE_MESSAGES
-                || out.len() >= PIECE_BYTES
-                || parcel.len() >= PIECE_BYTES && !out.is_empty();
-            if full {
+            if is_full(out, self.routes.len(), parcel.len()) {
                 break;
             }
             let (fate, route) = match parcel.partition(encoder) {
@@ -313,7 +313,8 @@ impl Pump {
             );
         }
         shared.plan.counts.sub(Count::Queued, totals.all());
-        shared.books.lock().settle(totals, lost);
+        let waits = trouble.as_ref().map(Error::again);
+        shared.books.lock().settle(totals, lost, waits);
         shared.settled.notify_all();
         trouble
     }
@@ -321,10 +322,11 @@ impl Pump {
     /// Lets some time pass before the next try.
     fn pause(&mut self, e: &Error) {
         if let Some(n) = self.trouble.permit() {
+            // before the log is written: that may take its time, or publish by way of this queue
+            let queued = self.shared.books.lock().queued();
             log::warn!(
-                "buffered publisher of {}: {e}; trying again, {} message(s) wait{}",
+                "buffered publisher of {}: {e}; trying again, {queued} message(s) wait{}",
                 self.shared.plan.topic,
-                self.shared.books.lock().queued(),
                 HeldBack(n)
             );
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::{
-    Result, StreamId, clock,
+    Result, StreamId,
     error::{Error, ErrorKind, Outcome},
 };
 
@@ -23,38 +23,24 @@ impl Receipt {
         (tell, Self { from, told: None })
     }
 
-    /// Blocks for up to `timeout` until it is known what became of the message, and returns its id. May
-    /// be called again.
-    ///
-    /// # Errors
-    ///
-    /// The message was given up, and [`Error::outcome`] tells whether it was stored; or nothing is known
-    /// yet: [`ErrorKind::Timeout`], and the message still waits.
-    pub fn wait(&mut self, timeout: Duration) -> Result<StreamId> {
+    /// Blocks for up to `timeout` until it is known what became of the message: its id, or why it was given
+    /// up, and [`Error::outcome`] tells whether it may be stored all the same. `None` when nothing is known
+    /// yet: it is queued still, or on its way. May be called again.
+    pub fn wait(&mut self, timeout: Duration) -> Option<Result<StreamId>> {
         if self.told.is_none() {
             self.told = match self.from.recv_timeout(timeout) {
                 Ok(result) => Some(result),
-                Err(RecvTimeoutError::Timeout) => {
-                    let what = format!(
-                        "nothing is known of the message after {} ms; it waits still",
-                        clock::ceil_ms(timeout)
-                    );
-                    return Err(unknown(ErrorKind::Timeout, what));
-                }
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     let what = "the publisher ended without saying what became of the message";
-                    Some(Err(unknown(ErrorKind::Stopped, what.to_owned())))
+                    let e = Error::new(ErrorKind::Stopped, "await a message", what);
+                    Some(Err(e.with_outcome(Outcome::Unknown)))
                 }
             };
         }
-        match &self.told {
-            Some(Ok(id)) => Ok(*id),
-            Some(Err(e)) => Err(e.again()),
-            None => unreachable!("it was told just now"),
+        match self.told.as_ref()? {
+            Ok(id) => Some(Ok(*id)),
+            Err(e) => Some(Err(e.again())),
         }
     }
-}
-
-fn unknown(kind: ErrorKind, what: String) -> Error {
-    Error::new(kind, "await a message", what).with_outcome(Outcome::Unknown)
 }

@@ -105,9 +105,23 @@ impl Shared {
             return Err(self.refused(e));
         }
         if self.bell.queued(|| self.queue.len()) {
-            self.sweep();
+            return self.take_late();
         }
         Ok(())
+    }
+
+    /// The pump has gone. What it did not see any more, such as the message of a caller that waited for
+    /// room until then, was not taken.
+    #[cold]
+    fn take_late(&self) -> Result<()> {
+        let late = self.books.lock().take_late();
+        let Some(mut parcel) = late else {
+            return Ok(());
+        };
+        self.plan.counts.sub(Count::Queued, 1);
+        parcel.tell(|| Err(self.closed()));
+        self.pool.put(parcel);
+        Err(self.refused(self.closed()))
     }
 
     fn accept(&self, m: &Outgoing<'_>) -> Result<()> {
@@ -159,7 +173,7 @@ impl Shared {
         self.plan.counts.add(Count::Dropped, 1);
         let permit = self.drops.lock().permit();
         if let Some(n) = permit {
-            log::warn!(
+            log::error!(
                 "buffered publisher of {}: the queue is full, {} messages; dropping the oldest{}",
                 self.plan.topic,
                 self.settings.max_queue,
@@ -181,7 +195,9 @@ impl Shared {
     }
 
     fn give_back(&self, messages: &mut [Undelivered]) {
-        self.plan.counts.sub(Count::Queued, messages.len() as u64);
+        let n = messages.len() as u64;
+        self.plan.counts.sub(Count::Queued, n);
+        self.plan.counts.add(Count::Returned, n);
         for m in messages {
             m.0.tell(|| {
                 let what = "given back before it was sent";
@@ -190,13 +206,13 @@ impl Shared {
         }
     }
 
-    /// Keeps what the pump has left in the queue for whoever closes.
+    /// Keeps what waits in the queue for whoever closes.
     pub(super) fn sweep(&self) {
         let back = self.take_back();
         self.books.lock().keep(back);
     }
 
-    /// The pump's last word: what it has in hand was never sent.
+    /// The pump's last word: what it has in hand was never sent, and it looks at the queue no more.
     pub(super) fn pump_ended(&self, in_hand: impl Iterator<Item = Undelivered>) {
         let mut in_hand: Vec<_> = in_hand.collect();
         self.closing.store(true, Ordering::Relaxed);
@@ -207,11 +223,14 @@ impl Shared {
             ..Totals::default()
         };
         let mut books = self.books.lock();
-        books.settle(returned, None);
+        books.settle(returned, None, None);
         books.keep(in_hand);
+        // the last look: what is queued behind it is late
+        let mut back = books.take_back();
+        self.give_back(&mut back);
+        books.keep(back);
+        books.ended = true;
         drop(books);
-        self.sweep();
-        self.books.lock().ended = true;
         self.settled.notify_all();
     }
 

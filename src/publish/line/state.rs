@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::{Error, Outcome, clock};
+use crate::{Error, Outcome, clock, net::Deadline};
 
 use super::seat::{Seat, Word};
 
@@ -20,8 +20,7 @@ pub(super) struct State<A> {
     pub(super) tickets: VecDeque<Ticket<A>>,
     pub(super) has_writer: bool,
     pub(super) has_reader: bool,
-    /// How often anything was received, and when the line was last of use.
-    pub(super) heard: u64,
+    /// When anything was last received, or asked after a rest, on the coarse clock.
     pub(super) used_ms: u64,
     /// Whether part of an answer has arrived.
     pub(super) half_read: bool,
@@ -59,7 +58,6 @@ impl<A> State<A> {
             tickets: VecDeque::with_capacity(16),
             has_writer: false,
             has_reader: false,
-            heard: 0,
             used_ms: clock::coarse_ms(),
             half_read: false,
             standing: Standing::Open,
@@ -70,6 +68,21 @@ impl<A> State<A> {
         matches!(self.standing, Standing::Dead(_))
     }
 
+    /// Lets nobody else come.
+    pub(super) fn close(&mut self) {
+        if matches!(self.standing, Standing::Open) {
+            self.standing = Standing::Closing;
+        }
+    }
+
+    /// Something is asked after a rest. Returns how long that was.
+    pub(super) fn end_rest(&mut self) -> u64 {
+        let now = clock::coarse_ms();
+        let rest = now.saturating_sub(self.used_ms);
+        self.used_ms = now;
+        rest
+    }
+
     /// A caller that does nothing but wait, and will not be told anything else before its command in the
     /// queue is written.
     pub(super) fn parked_in_queue(&self) -> Option<Arc<Seat<A>>> {
@@ -78,26 +91,23 @@ impl<A> State<A> {
         seats.find(|seat| seat.is_parked()).cloned()
     }
 
-    /// Whether anything was sent that has not been answered.
-    pub(super) fn expects_answers(&self) -> bool {
-        self.tickets.front().is_some_and(|t| t.end <= self.begun)
-    }
-
-    /// Gives the reader's role to the first in line that can take it. It is to be woken.
+    /// Gives the reader's role to the first that waits for an answer. It is to be woken.
     pub(super) fn pass_reading(&mut self) -> Option<Arc<Seat<A>>> {
         self.has_reader = false;
-        if self.is_dead() || !self.expects_answers() {
-            return None;
-        }
-        let mut seats = self.tickets.iter().filter_map(|t| t.seat.as_ref());
+        let sent = self.tickets.iter().take_while(|t| t.end <= self.begun);
+        let mut seats = sent.filter_map(|t| t.seat.as_ref());
         let next = seats.find(|seat| seat.is_parked()).cloned()?;
         next.tell(Word::Read);
         self.has_reader = true;
         Some(next)
     }
 
-    /// Takes a caller out of the line: its command, when that has not gone out yet, else only its name.
-    pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>) -> Outcome {
+    /// Takes a caller that has waited in vain out of the line: its command, when that has not gone out yet,
+    /// else only its name. Where nothing was said in most of its time nobody else should come.
+    pub(super) fn abandon(&mut self, seat: &Arc<Seat<A>>, by: Deadline) -> Outcome {
+        if by.is_mostly_after(self.used_ms) {
+            self.close();
+        }
         let is_its = |t: &Ticket<A>| t.seat.as_ref().is_some_and(|s| Arc::ptr_eq(s, seat));
         let Some(at) = self.tickets.iter().position(is_its) else {
             return Outcome::Unknown;

@@ -4,7 +4,9 @@ use super::*;
 use crate::sync::Condvar;
 
 const LONG: Duration = Duration::from_mins(1);
-const SHORT: Duration = Duration::from_millis(150);
+const SHORT: Duration = Duration::from_secs(1);
+/// More than a quarter of that.
+const LATER_MS: u64 = 300;
 
 /// A far end that does what the test says, when it says it.
 #[derive(Default)]
@@ -18,8 +20,9 @@ struct Strings {
     /// Every write, whole.
     writes: Vec<Vec<u8>>,
     answers: Vec<u8>,
-    /// Whether a write waits before it takes anything.
+    /// Whether a write waits before it takes anything, except for the first so many.
     is_stuck: bool,
+    passes: usize,
     /// Which write fails, the first being 1, and how much it takes before that.
     breaks: Option<(usize, usize)>,
     is_gone: bool,
@@ -63,7 +66,7 @@ impl Far for Puppet {
         let number = s.writes.len();
         self.pulled.notify_all();
         let by = clock::now() + timeout;
-        while s.is_stuck && !s.is_shut {
+        while s.is_stuck && number > s.passes && !s.is_shut {
             if self.pulled.wait_until(&mut s, by).timed_out() {
                 let late = Error::io("send", io::ErrorKind::TimedOut.into());
                 return Err((0, late.with_outcome(Outcome::Unknown)));
@@ -120,6 +123,10 @@ impl Far for Puppet {
                 Err(Error::server("publish", text)),
                 text.starts_with(b"READONLY"),
             ),
+            Head::Scalar(_) => (
+                Err(Error::new(ErrorKind::Protocol, "publish", "no id")),
+                false,
+            ),
             _ => (Ok(String::from_utf8_lossy(text).into_owned()), false),
         }
     }
@@ -166,6 +173,20 @@ fn reading(command: &str) -> (Arc<Line<Puppet>>, mpsc::Receiver<Told>) {
         thread::yield_now();
     }
     (line, reader)
+}
+
+/// Waits until the coarse clock has moved on by more than this.
+fn pass(ms: u64) {
+    let until = clock::coarse_ms() + ms;
+    while clock::coarse_ms() <= until {
+        thread::yield_now();
+    }
+}
+
+/// Whether a line refuses the next call.
+fn closed(line: &Line<Puppet>) -> bool {
+    let next = line.call(&Arc::default(), b"next", 0, Deadline::after(LONG));
+    next.is_none() && line.is_over()
 }
 
 fn told(hear: &mpsc::Receiver<Told>) -> Result<String> {
@@ -223,6 +244,47 @@ fn an_answer_in_pieces_is_put_together_by_whoever_reads() {
     assert_eq!(told(&b).unwrap(), "second");
 }
 
+/// A line on which `w` waits for its answer in front of `x`, who reads, and `y`: the old reader left while
+/// `w` was still writing for the others.
+fn reading_behind_another() -> (Arc<Line<Puppet>>, [mpsc::Receiver<Told>; 3]) {
+    let (line, reader) = reading("r");
+    line.far.pull(|s| s.is_stuck = true);
+    let w = call(&line, "w", LONG);
+    line.far.until(|s| s.writes.len() == 2);
+    let [x, y] = ["x", "y"].map(|c| call(&line, c, LONG));
+    line.far.pull(|s| s.passes = 2);
+    assert_written(&line, &["r", "w", "xy"]);
+    line.far.says("+r\r\n");
+    assert_eq!(told(&reader).expect("its answer"), "r");
+    go_on(&line);
+    let deadline = clock::now() + LONG;
+    let waits = |t: &Ticket<String>| t.seat.as_ref().is_some_and(|s| s.is_parked());
+    while !line.state.lock().tickets.front().is_some_and(waits) {
+        assert!(clock::now() < deadline, "not parked in time");
+        thread::yield_now();
+    }
+    (line, [w, x, y])
+}
+
+#[test]
+fn a_reader_wakes_whom_it_tells_before_it_waits_again() {
+    let (line, [w, x, y]) = reading_behind_another();
+    line.far.says("+w\r\n");
+    assert_eq!(told(&w).unwrap(), "w");
+    line.far.says("+x\r\n+y\r\n");
+    assert_eq!(told(&x).unwrap(), "x");
+    assert_eq!(told(&y).unwrap(), "y");
+}
+
+#[test]
+fn a_reader_that_finds_the_end_wakes_whom_it_has_told_before() {
+    let (line, [w, x, y]) = reading_behind_another();
+    line.far.says("+w\r\n?\r\n");
+    assert_eq!(told(&w).unwrap(), "w");
+    assert_eq!(told(&x).unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(outcome(&y), Outcome::Unknown);
+}
+
 #[test]
 fn a_common_write_that_breaks_tells_apart_who_may_have_been_heard() {
     let (line, a) = writing("a");
@@ -243,10 +305,7 @@ fn a_common_write_that_breaks_tells_apart_who_may_have_been_heard() {
         );
     }
     assert_eq!(outcome(&a), Outcome::Unknown);
-    assert!(
-        line.call(&Arc::default(), b"e", 0, Deadline::after(LONG))
-            .is_none()
-    );
+    assert!(closed(&line));
 }
 
 #[test]
@@ -256,58 +315,93 @@ fn an_end_found_by_the_reader_leaves_the_write_under_way_to_the_writer() {
     let writer = call(&line, "w", LONG);
     line.far.until(|s| s.writes.len() == 2);
     let queued = call(&line, "q", LONG);
-    line.far.pull(|s| s.is_gone = true);
-    assert_eq!(outcome(&reader), Outcome::Unknown);
-    assert_eq!(outcome(&writer), Outcome::NotApplied);
-    assert_eq!(outcome(&queued), Outcome::NotApplied);
+    line.far.says("?\r\n");
+    for (hear, outcome) in [
+        (reader, Outcome::Unknown),
+        (writer, Outcome::NotApplied),
+        (queued, Outcome::NotApplied),
+    ] {
+        let e = told(&hear).unwrap_err();
+        assert_eq!((e.kind(), e.outcome()), (ErrorKind::Protocol, outcome));
+    }
+    assert_written(&line, &["r", "w"]);
 }
 
 #[test]
 fn a_line_that_was_idle_is_looked_at_before_anything_is_sent() {
     let line = line();
-    let pass = |ms| {
-        let until = clock::coarse_ms() + ms;
-        while clock::coarse_ms() <= until {
-            thread::yield_now();
-        }
-    };
     pass(IDLE_MS + 1);
     let a = call(&line, "a", LONG);
-    line.far.says("+1\r\n");
+    pass(IDLE_MS + 1);
+    let while_another_waits = call(&line, "b", LONG);
+    line.far.says("+1\r\n+2\r\n");
     assert_eq!(told(&a).unwrap(), "1");
+    assert_eq!(told(&while_another_waits).unwrap(), "2");
     pass(IDLE_MS + 1);
     line.far.pull(|s| s.is_gone = true);
-    assert_eq!(outcome(&call(&line, "b", LONG)), Outcome::NotApplied);
-    assert_written(&line, &["a"]);
+    assert_eq!(outcome(&call(&line, "c", LONG)), Outcome::NotApplied);
+    assert_written(&line, &["a", "b"]);
     assert_eq!(line.far.strings.lock().looks, 2);
 }
 
 #[test]
 fn who_gives_up_leaves_its_place_so_that_its_answer_is_nobodys() {
-    let line = line();
+    let (line, first) = reading("f");
     let hasty = call(&line, "h", SHORT);
     let patient = call(&line, "p", LONG);
+    pass(LATER_MS);
+    line.far.says("+1\r\n"); // the hasty one reads from here on
+    assert_eq!(told(&first).unwrap(), "1");
     let e = told(&hasty).unwrap_err();
     assert_eq!(
         (e.kind(), e.outcome()),
         (ErrorKind::Timeout, Outcome::Unknown)
     );
-    line.far.says("+1\r\n+2\r\n");
+    line.far.says("+2\r\n+3\r\n");
+    assert_eq!(told(&patient).unwrap(), "3");
+    assert!(!line.is_over());
+}
+
+#[test]
+fn what_is_silent_for_most_of_a_callers_time_takes_no_more_calls() {
+    let line = line();
+    let hasty = call(&line, "h", SHORT);
+    let patient = call(&line, "p", LONG);
+    pass(LATER_MS);
+    let another = call(&line, "a", LONG);
+    assert_eq!(outcome(&hasty), Outcome::Unknown);
+    assert!(closed(&line));
+    line.far.says("+1\r\n+2\r\n+3\r\n");
     assert_eq!(told(&patient).unwrap(), "2");
+    assert_eq!(told(&another).unwrap(), "3");
+    assert_eq!(line.far.strings.lock().given_up, 0);
+}
+
+#[test]
+fn who_comes_with_little_time_left_does_not_call_the_line_silent() {
+    let line = line();
+    pass(1000); // longer than the caller's time
+    let told = line.call(&Arc::default(), b"a", 0, Deadline::spent(SHORT));
+    let told = told.expect("open");
+    assert_eq!(told.unwrap_err().kind(), ErrorKind::Timeout);
     assert!(!line.is_over());
 }
 
 #[test]
 fn a_parked_caller_gives_up_as_the_reader_does() {
     let line = line();
+    let first = call(&line, "f", LONG);
     let patient = call(&line, "p", LONG);
     let hasty = call(&line, "h", SHORT);
+    pass(LATER_MS);
+    line.far.says("+1\r\n"); // the patient one reads from here on
+    assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
-    line.far.says("+1\r\n+2\r\n");
-    assert_eq!(told(&patient).unwrap(), "1");
+    line.far.says("+2\r\n+3\r\n");
+    assert_eq!(told(&patient).unwrap(), "2");
     let next = call(&line, "n", LONG);
-    line.far.says("+3\r\n");
-    assert_eq!(told(&next).unwrap(), "3");
+    line.far.says("+4\r\n");
+    assert_eq!(told(&next).unwrap(), "4");
 }
 
 #[test]
@@ -336,6 +430,7 @@ fn what_is_merely_slow_is_kept() {
     let line = line();
     let first = call(&line, "f", LONG);
     let hasty = call(&line, "h", SHORT);
+    pass(LATER_MS);
     line.far.says("+1\r\n");
     assert_eq!(told(&first).unwrap(), "1");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
@@ -349,6 +444,7 @@ fn what_is_merely_slow_is_kept() {
 fn what_stops_in_mid_word_is_given_up() {
     let line = line();
     let hasty = call(&line, "h", SHORT);
+    pass(LATER_MS);
     line.far.says("+ha");
     assert_eq!(outcome(&hasty), Outcome::Unknown);
     assert!(line.is_over());
@@ -356,10 +452,23 @@ fn what_stops_in_mid_word_is_given_up() {
 
 #[test]
 fn more_answers_than_questions_end_the_line() {
+    for surplus in ["+2\r\n", "+"] {
+        let line = line();
+        let a = call(&line, "a", LONG);
+        line.far.says(&format!("+1\r\n{surplus}"));
+        assert_eq!(told(&a).unwrap(), "1");
+        assert!(line.is_over() && line.far.strings.lock().is_shut);
+    }
+}
+
+#[test]
+fn after_an_answer_that_is_none_nobody_takes_the_next_for_its_own() {
     let line = line();
-    let a = call(&line, "a", LONG);
-    line.far.says("+1\r\n+2\r\n");
-    assert_eq!(told(&a).unwrap(), "1");
+    let callers = ["a", "b"].map(|c| call(&line, c, LONG));
+    line.far.says(":1\r\n+2\r\n");
+    for hear in &callers {
+        assert_eq!(told(hear).unwrap_err().kind(), ErrorKind::Protocol);
+    }
     assert!(line.is_over() && line.far.strings.lock().is_shut);
 }
 
@@ -384,10 +493,7 @@ fn after_a_change_of_role_only_what_is_under_way_is_finished() {
     line.far
         .says("-READONLY You can't write against a read only replica.\r\n");
     assert_eq!(told(&a).unwrap_err().server_code(), Some("READONLY"));
-    assert!(
-        line.call(&Arc::default(), b"c", 0, Deadline::after(LONG))
-            .is_none()
-    );
+    assert!(closed(&line));
     line.far.says("+2\r\n");
     assert_eq!(told(&b).unwrap(), "2");
 }

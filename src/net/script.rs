@@ -2,25 +2,25 @@
 
 use redis::Cmd;
 
+use super::resp;
 use crate::{
     Result,
     error::{Error, ServerClass},
-    net::resp,
 };
 
 /// A script, which the server runs as a whole or not at all.
 #[derive(Debug)]
-pub(super) struct Script {
-    pub(super) text: &'static str,
+pub(crate) struct Script {
+    pub(crate) text: &'static str,
     /// What the server knows it by once it has run it.
-    pub(super) sha1: &'static str,
+    pub(crate) sha1: &'static str,
     /// The rights it needs, as ACL rules.
-    pub(super) commands: &'static str,
+    pub(crate) commands: &'static str,
 }
 
 /// How a script is named to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(crate) enum Form {
     /// As a whole: the server runs it and knows it from then on.
     Whole,
     /// By its hash. The server answers `NOSCRIPT`, and has done nothing, if it does not know it.
@@ -28,7 +28,7 @@ pub(super) enum Form {
 }
 
 /// Runs a script by its hash, and as a whole where the server does not know it: that had no effect.
-pub(super) fn by_hash_first<T>(mut run: impl FnMut(Form) -> Result<T>) -> Result<T> {
+pub(crate) fn by_hash_first<T>(mut run: impl FnMut(Form) -> Result<T>) -> Result<T> {
     match run(Form::Known) {
         Err(e) if e.server_code() == Some("NOSCRIPT") => run(Form::Whole),
         done => done,
@@ -37,7 +37,7 @@ pub(super) fn by_hash_first<T>(mut run: impl FnMut(Form) -> Result<T>) -> Result
 
 impl Script {
     /// Begins the command that runs it. So many keys follow, then so many arguments.
-    pub(super) fn begin(&self, out: &mut Vec<u8>, form: Form, keys: usize, args: usize) {
+    pub(crate) fn begin(&self, out: &mut Vec<u8>, form: Form, keys: usize, args: usize) {
         let (name, script) = self.named(form);
         resp::command(out, 3 + keys + args);
         resp::arg(out, name.as_bytes());
@@ -46,7 +46,7 @@ impl Script {
     }
 
     /// The command that runs it on one key, for where a few allocations do not matter.
-    pub(super) fn on_key(&self, form: Form, key: &[u8], args: &[&[u8]]) -> Cmd {
+    pub(crate) fn on_key(&self, form: Form, key: &[u8], args: &[&[u8]]) -> Cmd {
         let (name, script) = self.named(form);
         let mut cmd = redis::cmd(name);
         cmd.arg(script).arg(1).arg(key).arg(args);
@@ -62,7 +62,7 @@ impl Script {
 
     /// Says what to grant where it was refused; `keys` are the prefixes of its keys besides streams.
     #[cold]
-    pub(super) fn saying_what_to_grant(&self, e: Error, keys: &[&str]) -> Error {
+    pub(crate) fn saying_what_to_grant(&self, e: Error, keys: &[&str]) -> Error {
         if e.server_class() != Some(ServerClass::NoPermission) {
             return e;
         }
@@ -80,23 +80,7 @@ impl Script {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        error::ErrorKind,
-        publish::{forwarder::FORWARD, idempotency, once::ONCE},
-        testing::PrivateServer,
-    };
-
-    #[test]
-    fn the_server_knows_each_script_by_its_hash() {
-        let server = PrivateServer::start().unwrap();
-        let [complete, release] = idempotency::SCRIPTS;
-        for script in [&ONCE, &FORWARD, complete, release] {
-            let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
-            assert_eq!(known.text(), script.sha1, "{}", script.text);
-            // Redis 7 checks a script with a shebang as a whole: nothing of it runs on a full server.
-            assert!(script.text.starts_with("#!lua"));
-        }
-    }
+    use crate::error::ErrorKind;
 
     #[test]
     fn a_script_is_named_by_its_hash_and_then_spelled_out_once() {

@@ -1,0 +1,80 @@
+//! What an operator does from outside: to look at a consumer that may run anywhere, and to move it.
+
+mod preview;
+mod reset;
+mod stream;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{
+    Result, Settings,
+    net::{Connection, Deadline, Target},
+    wire::Keys,
+};
+
+pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
+pub use reset::{Reset, ResetTo};
+
+/// Looks at and moves consumers, which may run in this process, elsewhere or not at all.
+///
+/// Made by [`Streams::admin`](crate::Streams::admin). Cheap to clone; every call connects for itself.
+#[derive(Clone)]
+pub struct Admin {
+    shared: Arc<Shared>,
+}
+
+/// What every call needs.
+struct Shared {
+    target: Arc<Target>,
+    keys: Keys,
+    settings: Settings,
+    client_name: String,
+}
+
+/// How long a call may take unless it is told otherwise.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Admin {
+    pub(crate) fn new(
+        target: Arc<Target>,
+        keys: Keys,
+        settings: Settings,
+        client_name: String,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                target,
+                keys,
+                settings,
+                client_name,
+            }),
+        }
+    }
+
+    /// Begins to describe where a consumer of a topic is to go on; nothing is done before
+    /// [`preview`](Reset::preview) or [`apply`](Reset::apply).
+    pub fn reset(
+        &self,
+        topic: impl Into<String>,
+        consumer: impl Into<String>,
+        to: ResetTo,
+    ) -> Reset {
+        let shared = Arc::clone(&self.shared);
+        Reset::new(shared, topic.into(), consumer.into(), to)
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("endpoint", &self.shared.target.endpoint())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn connect(&self, by: Deadline) -> Result<Connection> {
+        let timeout = by.left().min(self.settings.connect_timeout);
+        Connection::dial(&self.target, &self.client_name, None, timeout)
+    }
+}

@@ -1,0 +1,223 @@
+//! The lanes of a running consumer, which come and go one by one.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+
+use super::FailHook;
+use crate::{
+    Error, ErrorKind, LaneState, Result,
+    consume::{PAUSE, Plan, Seat, Seats},
+    monitor::Monitor,
+    net::STOP,
+    streams::WeakStreams,
+};
+
+/// What every new lane is given.
+pub(super) struct Outfit {
+    pub(super) plan: Arc<Plan>,
+    pub(super) on_fail: Option<FailHook>,
+    /// A handle of the user's would keep everything alive; a lane must not.
+    pub(super) streams: WeakStreams,
+    pub(super) seats: Seats,
+}
+
+/// A lane whose thread runs or has run.
+pub(super) struct Lane {
+    pub(super) seat: Seat,
+    pub(super) ended: Ended,
+    /// When it ends it is no lane of this consumer any more.
+    leaves: AtomicBool,
+}
+
+/// All that are here now, by partition. The lock is never held while anything is waited for.
+pub(super) struct Lanes(Mutex<State>);
+
+struct State {
+    /// None when the consumer ends: then no lane can begin.
+    outfit: Option<Arc<Outfit>>,
+    /// Whether the whole consumer is paused, and with it those that are yet to come.
+    paused: bool,
+    here: BTreeMap<u32, Arc<Lane>>,
+    /// What those that left had counted.
+    before: Totals,
+}
+
+/// What all lanes did together since the consumer began.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Totals {
+    pub(super) handled: u64,
+    pub(super) skipped: u64,
+}
+
+impl Totals {
+    fn add(self, m: &Monitor) -> Self {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            handled: self.handled + of(&m.handled),
+            skipped: self.skipped + of(&m.skipped),
+        }
+    }
+}
+
+impl Lanes {
+    pub(super) fn new(outfit: Outfit) -> Self {
+        Self(Mutex::new(State {
+            outfit: Some(Arc::new(outfit)),
+            paused: false,
+            here: BTreeMap::new(),
+            before: Totals::default(),
+        }))
+    }
+
+    /// A new lane, which takes the place of one that has ended; `ended` is to tell when it does so
+    /// itself. For whoever may write the partition's position: there is only one.
+    ///
+    /// # Errors
+    ///
+    /// The consumer ends.
+    pub(super) fn add(&self, partition: u32, ended: Ended) -> Result<(Arc<Lane>, Arc<Outfit>)> {
+        let mut state = self.0.lock();
+        let Some(outfit) = state.outfit.clone() else {
+            return Err(Error::new(ErrorKind::Stopped, "start", "the consumer ends"));
+        };
+        let lane = Arc::new(Lane {
+            seat: outfit.seats.seat(partition),
+            ended,
+            leaves: AtomicBool::new(false),
+        });
+        if state.paused {
+            lane.seat.interrupt.set(PAUSE);
+        }
+        if let Some(gone) = state.here.insert(partition, Arc::clone(&lane)) {
+            state.before = state.before.add(&gone.seat.monitor);
+        }
+        Ok((lane, outfit))
+    }
+
+    /// What new lanes are given; `None` when the consumer ends.
+    pub(super) fn outfit(&self) -> Option<Arc<Outfit>> {
+        self.0.lock().outfit.clone()
+    }
+
+    /// Tells a lane to end and to leave.
+    pub(super) fn dismiss(&self, partition: u32) -> Option<Arc<Lane>> {
+        let lane = self.get(partition)?;
+        lane.leaves.store(true, Ordering::Relaxed);
+        lane.seat.interrupt.cut(STOP);
+        Some(lane)
+    }
+
+    /// What is to be done when a lane has ended: it may have to leave.
+    pub(super) fn has_ended(&self, lane: &Arc<Lane>) {
+        let mut state = self.0.lock();
+        if lane.leaves.load(Ordering::Relaxed) && state.has(lane) {
+            state.here.remove(&lane.seat.partition);
+            state.before = state.before.add(&lane.seat.monitor);
+        }
+    }
+
+    /// Whether this lane is here to stay: it neither leaves, nor has left, nor been replaced.
+    pub(super) fn keeps(&self, lane: &Arc<Lane>) -> bool {
+        !lane.leaves.load(Ordering::Relaxed) && self.0.lock().has(lane)
+    }
+
+    /// Tells all to end. No other begins from now on.
+    pub(super) fn end_all(&self) {
+        let outfit = {
+            let mut state = self.0.lock();
+            for lane in state.here.values() {
+                lane.seat.interrupt.cut(STOP);
+            }
+            state.outfit.take()
+        };
+        drop(outfit); // user code, such as a handle of this consumer
+    }
+
+    /// Waits until all that are here have ended; false when that is not so by `until`.
+    pub(super) fn all_ended(&self, until: Instant) -> bool {
+        self.all().iter().all(|lane| lane.ended.by(until))
+    }
+
+    pub(super) fn pause(&self) {
+        let mut state = self.0.lock();
+        state.paused = true;
+        state.each(|seat| seat.interrupt.set(PAUSE));
+    }
+
+    pub(super) fn resume(&self) {
+        let mut state = self.0.lock();
+        state.paused = false;
+        state.each(|seat| seat.interrupt.clear(PAUSE));
+    }
+
+    pub(super) fn get(&self, partition: u32) -> Option<Arc<Lane>> {
+        self.0.lock().here.get(&partition).cloned()
+    }
+
+    /// All that are here, by partition.
+    pub(super) fn all(&self) -> Vec<Arc<Lane>> {
+        self.0.lock().here.values().cloned().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().here.len()
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        let state = self.0.lock();
+        let each = state.here.values();
+        each.fold(state.before, |sum, lane| sum.add(&lane.seat.monitor))
+    }
+}
+
+impl State {
+    fn has(&self, lane: &Arc<Lane>) -> bool {
+        let here = self.here.get(&lane.seat.partition);
+        here.is_some_and(|l| Arc::ptr_eq(l, lane))
+    }
+
+    fn each(&self, f: impl Fn(&Seat)) {
+        self.here.values().for_each(|lane| f(&lane.seat));
+    }
+}
+
+impl Lane {
+    pub(super) fn state(&self) -> LaneState {
+        self.seat.monitor.state()
+    }
+}
+
+/// Held by a thread for as long as it lives.
+pub(super) struct Alive(
+    #[expect(dead_code, reason = "dropping it is what is waited for")] Sender<Infallible>,
+);
+
+/// Tells when a thread has ended, however it does. Nothing is ever sent: when the thread drops its
+/// [`Alive`] the channel is disconnected.
+#[derive(Clone)]
+pub(super) struct Ended(Receiver<Infallible>);
+
+pub(super) fn alive() -> (Alive, Ended) {
+    let (sender, receiver) = bounded(0);
+    (Alive(sender), Ended(receiver))
+}
+
+impl Ended {
+    /// Waits for it; false when it has not come by `until`.
+    pub(super) fn by(&self, until: Instant) -> bool {
+        matches!(
+            self.0.recv_deadline(until),
+            Err(RecvTimeoutError::Disconnected)
+        )
+    }
+}

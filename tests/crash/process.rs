@@ -1,0 +1,41 @@
+//! This test program run again, as something to kill.
+
+use std::{
+    env,
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+/// A process of one's own, killed on drop.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Runs the test called `entry` alone, with variables that tell it to be no test. Standard output is
+    /// thrown away; standard input is a pipe that ends when this process does.
+    pub fn start(entry: &str, vars: &[(&str, &str)]) -> Self {
+        let child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", entry, "--nocapture"])
+            .envs(vars.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
+    /// Kills it with SIGKILL, and fails the test if it was dead already.
+    #[track_caller]
+    pub fn kill(mut self) {
+        assert_eq!(self.ended(), None, "it lived until now");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
