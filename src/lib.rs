@@ -186,6 +186,7 @@ mod wire;
 
 pub use admin::{Admin, PartitionPreview, Reset, ResetDirection, ResetPreview, ResetTo};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
+pub use consume::{Gap, GapCause};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
 pub use error::{Error, ErrorKind, Outcome, Result, ServerClass};
 pub use handler::{
@@ -204,8 +205,8 @@ pub use publish::{
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{
-    ConnectionString, ConsumerSettings, OnError, Persist, ProducerSettings, ReadMode, Secret,
-    Settings, StartFrom, TopicSettings, Trim,
+    ConnectionString, ConsumerSettings, OnError, Persist, PositionAhead, ProducerSettings,
+    ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
 pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};

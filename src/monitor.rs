@@ -22,6 +22,9 @@ pub enum LaneState {
     Disconnected,
     /// It cannot read because the server refuses, as while it loads its data; it goes on asking.
     Refused,
+    /// Its stored position lies ahead of the stream and does not belong to it; it waits for a person to
+    /// decide where to go on, as the setting `PositionAhead` says.
+    Ahead,
     /// It was told to [`pause`](crate::Consumer::pause).
     Paused,
     /// It has ended.
@@ -29,12 +32,13 @@ pub enum LaneState {
 }
 
 impl LaneState {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Starting,
         Self::Running,
         Self::Blocked,
         Self::Disconnected,
         Self::Refused,
+        Self::Ahead,
         Self::Paused,
         Self::Stopped,
     ];
@@ -55,6 +59,14 @@ pub(crate) struct Monitor {
     /// Reads that found nothing: proof that the lane had caught up.
     pub(crate) empty_reads: AtomicU64,
     pub(crate) connects: AtomicU64,
+    /// Gaps found, whatever is known of them.
+    pub(crate) gaps: AtomicU64,
+    /// Messages known to be missing in them.
+    pub(crate) lost: AtomicU64,
+    /// Gaps of which nobody can tell how large they are.
+    pub(crate) untold_gaps: AtomicU64,
+    /// When the last gap was found, on the coarse clock; 0 while there was none.
+    last_gap_ms: AtomicU64,
 }
 
 impl Monitor {
@@ -81,6 +93,26 @@ impl Monitor {
         match self.since_ms.load(Relaxed) {
             0 => 0,
             since => clock::coarse_ms().saturating_sub(since),
+        }
+    }
+
+    /// Counts a gap of so many messages; one that is not `alarming` may be none.
+    pub(crate) fn note_gap(&self, lost: Option<u64>, alarming: bool) {
+        if alarming {
+            count(&self.gaps, 1);
+            self.last_gap_ms.store(clock::coarse_ms().max(1), Relaxed);
+        }
+        match lost {
+            Some(n) => count(&self.lost, n),
+            None => count(&self.untold_gaps, 1),
+        }
+    }
+
+    /// Milliseconds since the last gap was found.
+    pub(crate) fn since_gap_ms(&self) -> Option<u64> {
+        match self.last_gap_ms.load(Relaxed) {
+            0 => None,
+            at => Some(clock::coarse_ms().saturating_sub(at)),
         }
     }
 

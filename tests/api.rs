@@ -54,6 +54,7 @@ fn types_cross_threads() {
     owned::<PartitionStatus>();
     owned::<Health>();
     owned::<Snapshot>();
+    owned::<Gap>();
     owned::<Admin>();
     owned::<Reset>();
     owned::<ResetTo>();
@@ -94,6 +95,7 @@ fn types_cross_threads() {
     small::<Outcome>();
     small::<ServerClass>();
     small::<LaneState>();
+    small::<GapCause>();
 }
 
 /// A batch counts what is done without a lock, so two threads must not share one.

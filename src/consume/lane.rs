@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    LaneState, OnError, Persist, Result, StreamId,
+    LaneState, OnError, Persist, PositionAhead, Result, StreamId,
     backoff::{IdleLadder, jittered},
     batch::{ArenaPool, Context},
     clock,
@@ -25,7 +25,7 @@ use super::{
     reader::{Brought, ReadPlan, Reader},
     resets::{LaneResets, Marker, RESET, Resets},
     store::{PositionStore, Stored},
-    tail::tail_of,
+    watch::{GapHook, Watch},
 };
 
 /// Set while a lane is to hold still.
@@ -37,8 +37,6 @@ pub(super) const CALLED: u32 = STOP | RESET;
 const RETRY: Duration = Duration::from_secs(1);
 /// A connection that broke so soon after it was made was no good: the next is not made at once.
 const SHORT_LIVED_MS: u64 = 1000;
-/// How often the server may fail to tell the ordinal before it is not asked any more.
-const ORDINAL_TRIES: u8 = 3;
 /// The slowest that an empty stream is asked again where the server does not hold the question.
 const POLL_CAP: Duration = Duration::from_millis(100);
 
@@ -52,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) classify: Option<Classify>,
     pub(crate) factory: HandlerFactory,
     pub(crate) on_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
+    pub(crate) on_gap: Option<GapHook>,
+    pub(crate) position_ahead: PositionAhead,
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
     pub(crate) store: PositionStore,
@@ -89,16 +89,15 @@ pub(crate) struct Lane {
     pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
     pub(super) base: Option<u64>,
-    /// How often the server may still fail to tell the ordinal before it is not asked any more.
-    ordinal_tries: u8,
+    pub(super) watch: Watch,
     pub(super) store: PositionStore,
     pub(super) resets: Arc<LaneResets>,
     /// A reset whose position is not stored yet.
     pub(super) unsettled: Option<Marker>,
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
-    commands: Vec<u8>,
-    inbox: Inbox,
+    pub(super) commands: Vec<u8>,
+    pub(super) inbox: Inbox,
     trouble: Option<Trouble>,
     quiet_trouble: Quiet,
     idle: IdleLadder,
@@ -196,7 +195,7 @@ impl Lane {
             quiet_skips: Quiet::default(),
             writer,
             base: start.ordinal,
-            ordinal_tries: ORDINAL_TRIES,
+            watch: Watch::default(),
             store: plan.store.clone(),
             resets: Arc::clone(resets),
             unsettled: resets.taken(),
@@ -251,7 +250,9 @@ impl Lane {
 
     /// Hands over what was read, with the next request under way meanwhile if there is more to come.
     fn take(&mut self, full: bool) -> Flow {
-        if self.plan.read_ahead && full && self.reader.is_connected() {
+        // Between two reads nothing is outstanding, which is when the stream is looked at.
+        let ahead = self.plan.read_ahead && full && !self.watch.is_due();
+        if ahead && self.reader.is_connected() {
             // A failure shows at the next receive, which is where failures are dealt with.
             let _ = self.reader.request(&[], false);
         }
@@ -261,6 +262,9 @@ impl Lane {
         }
         let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
         count(&self.monitor.filtered, u64::from(filtered));
+        if let Some(first) = self.reader.records().first().filter(|r| r.nth == 1) {
+            self.watch.read_first(first.id);
+        }
         let flow = if read == filtered {
             self.pass_over();
             Flow::On
@@ -282,6 +286,7 @@ impl Lane {
         }
         let mut before = 0;
         if !self.reader.is_outstanding() {
+            self.look_when_due()?;
             self.commands.clear();
             if let Some(position) = self.unsaved {
                 let position = [(self.context.partition, position)];
@@ -302,6 +307,7 @@ impl Lane {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);
             self.connected_ms = clock::coarse_ms();
+            self.watch.reconnected();
         }
         Ok(())
     }
@@ -338,15 +344,20 @@ impl Lane {
         let ordinal = self.base.map(|n| n + u64::from(nth));
         self.writer.store(id, ordinal);
         if self.plan.persist.is_sync() {
-            self.unsaved = Some(self.writer.load());
+            self.owe(self.writer.load());
         }
+    }
+
+    /// In sync modes: this is to be stored before anything else is handed over.
+    pub(super) fn owe(&mut self, position: Snapshot) {
+        self.unsaved = Some(position);
     }
 
     /// Makes this the position, whatever it was. It is not stored.
     pub(super) fn begin_at(&mut self, start: Stored) {
         self.writer.store(start.id, start.ordinal);
         self.base = start.ordinal;
-        self.ordinal_tries = ORDINAL_TRIES;
+        self.watch.begin_anew();
         self.unsaved = None;
     }
 
@@ -395,9 +406,6 @@ impl Lane {
     /// A read found nothing: everything there is has been handled.
     fn caught_up(&mut self, asked_ms: u64) {
         count(&self.monitor.empty_reads, 1);
-        if self.base.is_none() && self.ordinal_tries > 0 {
-            self.learn_ordinal();
-        }
         // A server that answers at once instead of holding the question must not be asked at full speed.
         let held = self.plan.read.block.is_some_and(|block| {
             clock::coarse_ms().saturating_sub(asked_ms) >= block.as_millis() as u64 / 2
@@ -408,39 +416,6 @@ impl Lane {
             let wait = self.idle.next_wait();
             if !wait.is_zero() {
                 self.context.interrupt.sleep(wait, CALLED);
-            }
-        }
-    }
-
-    /// At the tail the server's own count of entries says how many lie at or before the position.
-    fn learn_ordinal(&mut self) {
-        let cursor = self.reader.cursor();
-        let mut cmd = redis::cmd("XINFO");
-        cmd.arg("STREAM").arg(self.reader.key());
-        let timeout = self.plan.read.slack;
-        let Some(connection) = self.reader.connection() else {
-            return;
-        };
-        match connection.call(&cmd, timeout) {
-            Ok(info) => match tail_of(&info) {
-                Some((added, last)) if last <= cursor => {
-                    self.base = Some(added);
-                    self.store_position(cursor, 0);
-                }
-                Some(_) => {} // something arrived meanwhile: next time
-                None => self.ordinal_tries = 0,
-            },
-            Err(e) => {
-                // Without permission there is no use in asking; where the connection breaks every time the
-                // question is asked, reading matters more than the answer.
-                self.ordinal_tries = if e.is_retryable() {
-                    self.ordinal_tries - 1
-                } else {
-                    0
-                };
-                if !e.keeps_connection() {
-                    self.reader.disconnect();
-                }
             }
         }
     }
@@ -470,6 +445,7 @@ impl Lane {
             announced: false,
         });
         let state = match e.kind() {
+            _ if self.watch.is_ahead() => LaneState::Ahead,
             _ if self.unsaved.is_some() => LaneState::Blocked,
             ErrorKind::Connect | ErrorKind::Io | ErrorKind::Timeout => LaneState::Disconnected,
             _ => LaneState::Refused,
@@ -482,7 +458,8 @@ impl Lane {
                 HeldBack(more)
             );
         }
-        if !e.keeps_connection() || self.reader.is_outstanding() {
+        let keeps = e.keeps_connection() || self.watch.is_ahead();
+        if !keeps || self.reader.is_outstanding() {
             self.reader.disconnect();
         }
         // A failed dial has waited at the gate. A connection that worked for a while is replaced at once.

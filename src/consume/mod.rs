@@ -1,7 +1,9 @@
 //! Reading: the loop of one lane, from the socket to the stored position.
 
 mod deliver;
+mod extent;
 mod flusher;
+mod gap;
 mod lane;
 mod reader;
 mod resets;
@@ -9,14 +11,16 @@ mod seats;
 mod sizing;
 mod start;
 mod store;
-mod tail;
+mod watch;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
+pub(crate) use extent::last_entry;
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
+pub use gap::{Gap, GapCause};
 pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
 pub(crate) use reader::ReadPlan;
 pub(crate) use resets::Resets;
 pub(crate) use seats::Seats;
 pub(crate) use start::{Places, StartPoint, resolve, resolve_added};
 pub(crate) use store::{PositionStore, Stored};
-pub(crate) use tail::last_entry;
+pub(crate) use watch::GapHook;

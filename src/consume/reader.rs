@@ -180,6 +180,12 @@ impl Reader {
         self.asked = None;
     }
 
+    /// Goes on after `id`. Nothing may be outstanding.
+    pub(crate) fn move_to(&mut self, id: StreamId) {
+        debug_assert!(self.asked.is_none());
+        self.cursor = id;
+    }
+
     /// Goes on after `id` as if nothing had been read: what was, and what is on its way, is dropped.
     pub(crate) fn seek(&mut self, id: StreamId) {
         self.disconnect();

@@ -12,9 +12,9 @@ use crate::{
 };
 
 use super::{
+    extent::Extent,
     resets::Marker,
-    store::{OnRecord, PositionStore, Stored},
-    tail::last_id,
+    store::{Loaded, OnRecord, PositionStore, Stored},
 };
 
 /// The field of the meta hash that says which start point has been applied, so that a restart goes on
@@ -58,6 +58,13 @@ impl StartPoint {
     }
 }
 
+/// Where a partition begins that was added to a topic when its consumer had begun already: nothing that
+/// was ever in it may be missed.
+const ADDED: Stored = Stored {
+    id: StreamId::MIN,
+    ordinal: Some(0),
+};
+
 /// The position of each partition to begin at. With `store`, a start point other than `Stored` is
 /// applied as a reset: once per consumer, and only while no other instance of it is alive; a reset marker
 /// goes before any of them, and is deleted when its position is stored; and what is not stored yet is stored before this returns, so that `Now` stays what it was.
@@ -84,26 +91,44 @@ pub(crate) fn resolve(
         None => false,
     };
     let mut changed = Vec::new();
+    let mut gone = Vec::new();
     let mut starts = Vec::with_capacity(positions.len());
     for (p, (stored, key)) in positions.into_iter().zip(places.streams).enumerate() {
         let start = match (&markers[p], stored) {
             // Somebody's word on this very partition goes before everything else.
             (Some(marker), _) => marker.start(),
-            (None, Some(s)) if !reset => s,
-            _ => {
-                let from = if !reset && known.is_some_and(|n| p as u32 >= n) {
-                    StartFrom::Beginning
-                } else if label.is_some() {
+            (None, Loaded::At(s)) if !reset => s,
+            (None, stored) => {
+                if stored == Loaded::Gone && !reset {
+                    gone.push(p);
+                }
+                let from = if label.is_some() {
                     point.from
                 } else {
                     point.when_missing
                 };
-                let s = fresh(connection, places, key, from, point)?;
+                let s = if !reset && known.is_some_and(|n| p as u32 >= n) {
+                    ADDED
+                } else {
+                    fresh(connection, places, key, from, point)?
+                };
                 changed.push((p, s));
                 s
             }
         };
         starts.push(start);
+    }
+    if !gone.is_empty() {
+        log::error!(
+            "{}: the stored positions of partitions {gone:?} are gone, though they were stored once; they \
+             begin where a new consumer does ({:?}), and what was handled may be handled again, or missed",
+            String::from_utf8_lossy(store.key()),
+            if label.is_some() {
+                point.from
+            } else {
+                point.when_missing
+            },
+        );
     }
     keep(
         connection,
@@ -158,12 +183,9 @@ pub(crate) fn resolve_added(
             starts.push(marker.start());
             continue;
         }
-        let start = stored.unwrap_or_default();
-        // Of what was there before it was noticed nothing was passed over.
-        let plain = (start.id == StreamId::MIN).then_some(0);
-        starts.push(Stored {
-            ordinal: start.ordinal.or(plain),
-            ..start
+        starts.push(match stored {
+            Loaded::At(s) if s.id > StreamId::MIN || s.ordinal.is_some() => s,
+            _ => ADDED,
         });
     }
     Ok(starts)
@@ -226,12 +248,15 @@ fn fresh(
     Ok(match from {
         StartFrom::Beginning => Stored {
             id: StreamId::MIN,
-            ordinal: Some(0),
+            ordinal: gone_before(connection, key, places.timeout)?,
         },
-        StartFrom::Now => Stored {
-            id: last_id(connection, key, places.timeout)?,
-            ordinal: None,
-        },
+        StartFrom::Now => {
+            let now = Extent::of(connection, key, places.timeout)?;
+            Stored {
+                id: now.last,
+                ordinal: Some(now.added),
+            }
+        }
         StartFrom::Date => Stored {
             id: StreamId::starting_at(point.moment()?).before(),
             ordinal: None,
@@ -243,6 +268,23 @@ fn fresh(
             ));
         }
     })
+}
+
+/// How many entries were there once that a consumer which begins with the oldest does not miss, so that
+/// all that come from now on count. Where there are entries now, the lane will see: an answer about them
+/// may be larger than what the server lets through, and that is no reason not to start.
+fn gone_before(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Option<u64>> {
+    let mut cmd = redis::cmd("XLEN");
+    cmd.arg(key);
+    let gone = connection.ask(&cmd, timeout).and_then(|length: u64| {
+        let empty = (length == 0).then(|| Extent::of(connection, key, timeout));
+        Ok(empty.transpose()?.map(|now| now.removed))
+    });
+    match gone {
+        // What may not be asked can be read all the same.
+        Err(e) if e.keeps_connection() && !e.is_retryable() => Ok(None),
+        gone => gone,
+    }
 }
 
 /// Stores the starts that `changed` and, under `label`, that the start point was applied.

@@ -18,7 +18,7 @@ use crate::{
     wire::{InstanceId, Keys, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue, ResetMarker},
 };
 
-use super::resets::Marker;
+use super::{extent::Extent, resets::Marker};
 
 /// At most so many partitions are written by one command: a larger one would hold the server up.
 pub(crate) const GROUP: usize = 16;
@@ -61,10 +61,20 @@ pub(crate) struct Stored {
     pub(crate) ordinal: Option<u64>,
 }
 
+/// What the hashes say of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loaded {
+    At(Stored),
+    /// There was a position once, and it is gone or cannot be read.
+    Gone,
+    /// Nothing.
+    Never,
+}
+
 /// What is stored of a consumer.
 pub(crate) struct OnRecord {
     /// Of each partition that was asked for.
-    pub(crate) positions: Vec<Option<Stored>>,
+    pub(crate) positions: Vec<Loaded>,
     /// How many partitions of the topic it has known; `None` before it ever began.
     pub(crate) known: Option<u32>,
 }
@@ -76,7 +86,7 @@ impl PositionStore {
             meta_key: keys.positions_meta(topic, consumer).into_bytes().into(),
             instance,
             flushes: 0,
-            text: String::with_capacity(64),
+            text: String::with_capacity(128),
         }
     }
 
@@ -116,11 +126,16 @@ impl PositionStore {
             .into_iter()
             .zip(ordinals)
             .map(|(value, ordinal)| {
-                let id = PositionValue::parse(&value?)?.id;
-                let ordinal = ordinal.as_deref().and_then(Ordinal::parse);
-                // An ordinal belongs to one id; a peer that moved the position did not move it along.
-                let ordinal = ordinal.filter(|o| o.id == id).map(|o| o.entries);
-                Some(Stored { id, ordinal })
+                let counted = ordinal.as_deref().and_then(Ordinal::parse);
+                match value.as_deref().and_then(PositionValue::parse) {
+                    Some(PositionValue { id, .. }) => {
+                        // It belongs to one id; a peer that moved the position did not move it along.
+                        let ordinal = counted.filter(|o| o.id == id).map(|o| o.entries);
+                        Loaded::At(Stored { id, ordinal })
+                    }
+                    None if counted.is_some() => Loaded::Gone,
+                    None => Loaded::Never,
+                }
             })
             .collect();
         Ok(OnRecord {
@@ -210,6 +225,34 @@ impl PositionStore {
             }
             Err(e) => Err(about(e)),
         }
+    }
+
+    /// Renders the question whether a partition's position is stored: 1 or 0.
+    pub(crate) fn ask_whether_stored(&self, out: &mut Vec<u8>, partition: u32) {
+        resp::command(out, 3);
+        resp::arg(out, b"HEXISTS");
+        resp::arg(out, &self.positions_key);
+        resp::arg_number(out, u64::from(partition));
+    }
+
+    /// Renders the question what a partition's stream was like when that was last written down.
+    pub(crate) fn ask_for_stream(&mut self, out: &mut Vec<u8>, partition: u32) {
+        resp::command(out, 3);
+        resp::arg(out, b"HGET");
+        self.stream_field(out, partition);
+    }
+
+    /// Renders the command that writes down what a partition's stream is like.
+    pub(crate) fn note_stream(&mut self, out: &mut Vec<u8>, partition: u32, now: &Extent) {
+        resp::command(out, 4);
+        resp::arg(out, b"HSET");
+        self.stream_field(out, partition);
+        self.arg(out, format_args!("{now}"));
+    }
+
+    fn stream_field(&mut self, out: &mut Vec<u8>, partition: u32) {
+        resp::arg(out, &self.meta_key);
+        self.arg(out, format_args!("{partition}:stream"));
     }
 
     /// Renders the commands that store these positions. Returns how many replies to expect.

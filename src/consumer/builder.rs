@@ -17,9 +17,11 @@ use super::{
 };
 use crate::{
     Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
-    MessageHandler, OnError, Persist, ReadMode, Result, StartFrom, Streams, TypedBatchHandler,
-    TypedHandler,
-    consume::{Classify, Flusher, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm},
+    MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
+    TypedBatchHandler, TypedHandler,
+    consume::{
+        Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
+    },
     handler::DecodedBy,
     position::Table,
     streams::Prepared,
@@ -35,6 +37,7 @@ pub struct ConsumerBuilder<H = NoHandler> {
     changes: Vec<Change>,
     classify: Option<Classify>,
     on_lane_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
+    on_gap: Option<GapHook>,
     on_fail: Option<FailHook>,
     handler: H,
 }
@@ -90,6 +93,7 @@ impl ConsumerBuilder {
             changes: Vec::new(),
             classify: None,
             on_lane_start: None,
+            on_gap: None,
             on_fail: None,
             handler: NoHandler,
         }
@@ -204,6 +208,7 @@ impl ConsumerBuilder {
             changes: self.changes,
             classify: self.classify,
             on_lane_start: self.on_lane_start,
+            on_gap: self.on_gap,
             on_fail: self.on_fail,
             handler: HasHandler(factory),
         }
@@ -285,6 +290,12 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.start_from_when_missing(from))
     }
 
+    /// What to do when the stored position lies ahead of a stream that it does not belong to (default
+    /// [`PositionAhead::Stop`]).
+    pub fn position_ahead(self, go_on: PositionAhead) -> Self {
+        self.with(move |s| s.position_ahead(go_on))
+    }
+
     /// The message types to handle; all others are passed over (default: all are handled).
     pub fn filter(self, types: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let types: Vec<String> = types.into_iter().map(Into::into).collect();
@@ -333,6 +344,28 @@ impl<H> ConsumerBuilder<H> {
     /// its priority.
     pub fn on_lane_start(mut self, f: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.on_lane_start = Some(Arc::new(f));
+        self
+    }
+
+    /// Called for each [`Gap`], on the lane that found it and before it reads on: to raise an alarm, or to
+    /// fetch what is missing from elsewhere. Gaps are looked for at start, at every new connection and
+    /// every two seconds between reads; see [`GapCause`](crate::GapCause) for which
+    /// of them call for an alarm. Each is told once, but once more by a consumer that is started
+    /// again before it has handled anything behind it.
+    ///
+    /// ```no_run
+    /// # use streamlane::{Message, Streams};
+    /// # fn main() -> Result<(), streamlane::Error> {
+    /// # let streams = Streams::connect("redis://127.0.0.1:6379")?;
+    /// let consumer = streams
+    ///     .consumer("orders")
+    ///     .on_gap(|gap| eprintln!("{}[{}] after {}: {gap}", gap.topic, gap.partition, gap.position))
+    ///     .messages(|_| |_: &Message<'_>| Ok(()))
+    ///     .start()?;
+    /// # drop(consumer); Ok(()) }
+    /// ```
+    pub fn on_gap(mut self, f: impl Fn(&Gap) + Send + Sync + 'static) -> Self {
+        self.on_gap = Some(Arc::new(f));
         self
     }
 
@@ -392,6 +425,7 @@ impl ConsumerBuilder<HasHandler> {
             changes,
             classify,
             on_lane_start,
+            on_gap,
             on_fail,
             handler,
         } = self;
@@ -419,6 +453,8 @@ impl ConsumerBuilder<HasHandler> {
             classify,
             factory: handler.0,
             on_start: on_lane_start,
+            on_gap,
+            position_ahead: settings.position_ahead,
             pool,
             target: Arc::clone(&target),
             store: store.clone(),

@@ -342,6 +342,10 @@ impl Running {
             failures: m.failures.load(Ordering::Relaxed),
             filtered: m.filtered.load(Ordering::Relaxed),
             connects: m.connects.load(Ordering::Relaxed),
+            gaps: m.gaps.load(Ordering::Relaxed),
+            lost: m.lost.load(Ordering::Relaxed),
+            untold_gaps: m.untold_gaps.load(Ordering::Relaxed),
+            since_gap: m.since_gap_ms().map(Duration::from_millis),
             unhealthy_block: self.unhealthy_block,
         }
     }

@@ -15,6 +15,7 @@ mod replies;
 mod resolver;
 pub(crate) mod resp;
 pub(crate) mod script;
+mod skim;
 mod socket;
 mod target;
 
@@ -25,6 +26,7 @@ pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;
 pub(crate) use inbox::Inbox;
 pub(crate) use interrupt::{Interrupt, STOP};
+pub(crate) use skim::Skim;
 pub(crate) use target::{Secret, Target};
 
 use crate::clock;

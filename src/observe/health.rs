@@ -32,6 +32,15 @@ pub struct PartitionStatus {
     pub filtered: u64,
     /// Connections made since start.
     pub connects: u64,
+    /// Gaps found since start: messages that went missing before they were read.
+    pub gaps: u64,
+    /// Messages known to be missing in those gaps.
+    pub lost: u64,
+    /// How often messages were gone and nobody could tell how many of them had not been read, or whether
+    /// any. Not part of `lost`.
+    pub untold_gaps: u64,
+    /// How long ago the last gap was found.
+    pub since_gap: Option<Duration>,
     /// From when on a blocked partition is unhealthy (`UnhealthyBlockSeconds`).
     pub unhealthy_block: Duration,
 }
@@ -48,6 +57,9 @@ impl fmt::Display for PartitionStatus {
         write!(f, "{}[{}]/{}", self.topic, self.partition, self.consumer)
     }
 }
+
+/// How long a gap is a reason to have a look.
+const GAP_SHOWS: Duration = Duration::from_mins(10);
 
 /// How well a process is doing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -69,6 +81,9 @@ pub enum Rule {
     ConnectionDown,
     /// The server refuses to let a partition be read. Unhealthy.
     Refused,
+    /// The stored position of a partition lies ahead of a stream that it does not belong to, and a person
+    /// has to decide where to go on (`PositionAhead`). Unhealthy.
+    PositionAhead,
     /// A partition has been blocked for longer than `UnhealthyBlockSeconds`. Unhealthy.
     BlockedTooLong,
     /// Every partition was stopped by the error policy. Unhealthy.
@@ -79,6 +94,9 @@ pub enum Rule {
     Blocked,
     /// A partition was stopped by the error policy. Degraded.
     Stopped,
+    /// Messages of a partition went missing before they were read, and that was found in the last 10
+    /// minutes. Degraded.
+    Gap,
     /// None of the above. Healthy.
     Fine,
 }
@@ -107,7 +125,7 @@ impl fmt::Display for Health {
 /// Judges a process by its partitions, and by what is known of its server: `down` says why it cannot be
 /// reached. Partitions that were told to stop do not count. The first rule that applies decides.
 pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
-    use LaneState::{Blocked, Disconnected, Refused, Starting, Stopped};
+    use LaneState::{Ahead, Blocked, Disconnected, Refused, Starting, Stopped};
     let judged = partitions.iter().filter(|p| !p.was_dismissed());
     let partitions: Vec<&PartitionStatus> = judged.collect();
     let first = |state| partitions.iter().copied().find(|p| p.state == state);
@@ -141,6 +159,13 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
             told(p, "has been refused"),
         );
     }
+    if let Some(p) = first(Ahead) {
+        return verdict(
+            Status::Unhealthy,
+            Rule::PositionAhead,
+            told(p, "has been waiting"),
+        );
+    }
     let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
     if let Some(p) = partitions.iter().copied().find(too_long) {
         let limit = p.unhealthy_block.as_secs();
@@ -163,6 +188,19 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
     }
     if let Some(p) = first(Stopped) {
         return verdict(Status::Degraded, Rule::Stopped, told(p, "has been stopped"));
+    }
+    let since_gap = |p: &PartitionStatus| p.since_gap.filter(|t| *t <= GAP_SHOWS);
+    let newest = partitions
+        .iter()
+        .min_by_key(|p| since_gap(p).unwrap_or(Duration::MAX));
+    if let Some((p, since)) = newest.and_then(|p| Some((p, since_gap(p)?))) {
+        let what = format!(
+            "{p} found a gap {:.1} s ago: {} messages are known to be lost since start, in {} gaps",
+            since.as_secs_f64(),
+            p.lost,
+            p.gaps,
+        );
+        return verdict(Status::Degraded, Rule::Gap, what);
     }
     verdict(Status::Healthy, Rule::Fine, String::new())
 }
@@ -190,13 +228,19 @@ mod tests {
             failures: 0,
             filtered: 0,
             connects: 1,
+            gaps: 0,
+            lost: 0,
+            untold_gaps: 0,
+            since_gap: None,
             unhealthy_block: Duration::from_mins(5),
         }
     }
 
     #[test]
     fn the_first_rule_that_applies_decides() {
-        use LaneState::{Blocked, Disconnected, Paused, Refused, Running, Starting, Stopped};
+        use LaneState::{
+            Ahead, Blocked, Disconnected, Paused, Refused, Running, Starting, Stopped,
+        };
         use Status::{Degraded, Healthy, Unhealthy};
         type Row<'a> = (&'a [(LaneState, u64)], Option<&'a str>, Status, Rule);
         let table: &[Row<'_>] = &[
@@ -273,6 +317,12 @@ mod tests {
                 Rule::NotReadingYet,
             ),
             (&[(Starting, 0), (Running, 1)], None, Healthy, Rule::Fine),
+            (
+                &[(Blocked, 301), (Ahead, 0)],
+                None,
+                Unhealthy,
+                Rule::PositionAhead,
+            ),
         ];
         for (states, down, status, rule) in table {
             let partitions: Vec<_> = states.iter().map(|(s, t)| partition(*s, *t)).collect();
@@ -280,6 +330,24 @@ mod tests {
             assert_eq!((h.status, h.rule), (*status, *rule), "{states:?} {down:?}");
             assert_eq!(h.description.is_empty(), h.rule == Rule::Fine);
         }
+    }
+
+    #[test]
+    fn a_gap_shows_for_a_while() {
+        let with = |state, since_gap: Option<u64>| PartitionStatus {
+            gaps: 2,
+            lost: 85,
+            since_gap: since_gap.map(Duration::from_secs),
+            ..partition(state, 9)
+        };
+        let running = LaneState::Running;
+        let h = evaluate(&[with(running, None), with(running, Some(599))], None);
+        assert_eq!((h.status, h.rule), (Status::Degraded, Rule::Gap));
+        assert!(h.description.contains("85 messages"), "{h}");
+        let old = [with(running, Some(601)), with(running, None)];
+        assert_eq!(evaluate(&old, None).rule, Rule::Fine);
+        let other = [with(running, Some(1)), with(LaneState::Blocked, None)];
+        assert_eq!(evaluate(&other, None).rule, Rule::Blocked);
     }
 
     #[test]

@@ -201,6 +201,13 @@ fn check_start(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
 }
 
 fn check_persist(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    if c.is_set("PositionAhead") && c.persist == Persist::None {
+        problems.contradict(
+            at,
+            &["PositionAhead", "Persist"],
+            "has no effect while Persist is None, which stores no position; remove it or change Persist",
+        );
+    }
     if c.is_set("PersistIntervalMs") && c.persist == Persist::None {
         problems.contradict(
             at,
@@ -290,7 +297,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::settings::OnError;
+    use crate::settings::{OnError, PositionAhead};
 
     fn refused(s: &Settings) -> Vec<String> {
         let text = s.check().expect_err("it is refused").to_string();
@@ -333,6 +340,13 @@ mod tests {
                     .start_from(StartFrom::Now)
                     .persist_interval(ms(5)),
                 "PersistIntervalMs",
+                "Persist is None",
+            ),
+            (
+                c().persist(Persist::None)
+                    .start_from(StartFrom::Now)
+                    .position_ahead(PositionAhead::Tail),
+                "PositionAhead",
                 "Persist is None",
             ),
             (

@@ -35,6 +35,11 @@ section! {
         /// Where `Stored` begins when nothing is stored: `Beginning`, `Now` or `Date`.
         start_from_when_missing: StartFrom = StartFrom::Beginning, "StartFromWhenMissing",
             choice::<StartFrom>();
+        /// What is done when the stored position lies ahead of a stream that it does not belong to, as
+        /// after a backup of another was restored: `Stop` waits for a person, `Beginning` reads what
+        /// there is, `Tail` reads what is to come.
+        position_ahead: PositionAhead = PositionAhead::Stop, "PositionAhead",
+            choice::<PositionAhead>();
         /// When positions are stored: `AsyncBatch` in the background, `SyncBatch` before the next
         /// batch, `SyncMessage` before the next message, `None` never.
         persist: Persist = Persist::AsyncBatch, "Persist", choice::<Persist>();
@@ -95,6 +100,18 @@ choices! {
         Now,
         /// At the moment given as `StartFromDate`.
         Date,
+    }
+}
+
+choices! {
+    /// What is done when the stored position lies ahead of a stream that it does not belong to.
+    pub enum PositionAhead {
+        /// The partition is not read until a person has decided.
+        Stop,
+        /// It is read from its oldest message.
+        Beginning,
+        /// It is read from behind its newest message.
+        Tail,
     }
 }
 

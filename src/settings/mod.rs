@@ -17,7 +17,7 @@ mod show;
 mod source;
 mod topic;
 
-pub use consumer::{ConsumerSettings, OnError, Persist, ReadMode, StartFrom};
+pub use consumer::{ConsumerSettings, OnError, Persist, PositionAhead, ReadMode, StartFrom};
 pub use producer::ProducerSettings;
 pub use root::Settings;
 pub use secret::{ConnectionString, Secret};

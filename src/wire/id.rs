@@ -85,6 +85,12 @@ impl StreamId {
         }
     }
 
+    /// Whether it stands for a moment, as the place before the first entry of a millisecond does, and
+    /// not for an entry: see [`before`](Self::before).
+    pub(crate) const fn is_moment(self) -> bool {
+        self.seq == LAST_PORTABLE_SEQ
+    }
+
     /// The smallest id above `self`. [`MAX`](Self::MAX) stays as it is.
     #[must_use]
     pub const fn next(self) -> Self {

@@ -19,6 +19,7 @@ mod contract;
 mod entry_ids;
 mod every_way;
 mod forwarder;
+mod gaps;
 mod growth;
 mod idempotency;
 mod json_publishing;

@@ -28,10 +28,10 @@ fn spoil(server: &PrivateServer, key: &str) {
 }
 
 /// Every command the server executes from now on, up to those that a last command marks.
-struct Monitor(Client);
+pub(crate) struct Monitor(Client);
 
 impl Monitor {
-    fn of(server: &PrivateServer) -> Self {
+    pub(crate) fn of(server: &PrivateServer) -> Self {
         let mut client = server.client().unwrap();
         client.set_patience(PATIENCE).unwrap();
         client.command(&["MONITOR"]).unwrap();
@@ -39,7 +39,7 @@ impl Monitor {
     }
 
     /// The words of the commands so far that begin with `start`.
-    fn commands(mut self, server: &PrivateServer, start: &[&str]) -> Vec<Vec<String>> {
+    pub(crate) fn commands(mut self, server: &PrivateServer, start: &[&str]) -> Vec<Vec<String>> {
         server.command(&["ECHO", "that-is-all"]).unwrap();
         let mut found = Vec::new();
         loop {

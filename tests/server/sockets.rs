@@ -224,6 +224,8 @@ fn a_dead_link_is_noticed_by_readers_and_publishers_within_their_deadlines() {
         .publish_timeout(ms(700));
     let streams = Streams::open(settings).unwrap();
     let (block, slack) = (ms(1000), ms(500));
+    let publisher = streams.publisher("dead").unwrap();
+    publisher.publish("k", "T", "before").unwrap();
     let seen = Seen::default();
     let consumer = recording(
         streams
@@ -235,8 +237,6 @@ fn a_dead_link_is_noticed_by_readers_and_publishers_within_their_deadlines() {
     )
     .start()
     .unwrap();
-    let publisher = streams.publisher("dead").unwrap();
-    publisher.publish("k", "T", "before").unwrap();
     seen.wait_for(1);
     running(&consumer);
 
