@@ -98,7 +98,9 @@ fn entry() {
     let _consumer = consumer
         .shared(move |m: &Message<'_>| -> HandlerResult {
             let out = [Outgoing::new("Ship", m.body()).partition(m.partition())];
-            match to.forward(&Source::of(m), &out).or_block()? {
+            // both are at one source, which their own names would keep apart
+            let source = Source::in_order(format!("{TOPIC}:{}", m.partition()), m.id());
+            match to.forward(&source, &out).or_block()? {
                 Forwarding::Forwarded(_) | Forwarding::AlreadyForwarded => Ok(()),
                 // would show as a message that is missing
                 other @ Forwarding::OutOfOrder { .. } => {

@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use streamlane::{
-    Consumer, Message, Publisher, StreamId,
+    Consumer, Message, Publisher, StreamId, Streams,
     testing::{Aof, Event, Kind, PrivateServer, Recorder, Rules, eventually},
 };
 
@@ -17,9 +17,9 @@ use crate::{
     CONSUMER, PARTITIONS, PATIENCE, TOPIC,
     dice::Dice,
     load::{Load, publish},
-    number_from_env, open, positions_key,
+    number_from_env, positions_key,
     proof::Logs,
-    turn,
+    settings, turn,
 };
 
 /// What is promised: every lane handles messages again so soon after the server answers.
@@ -85,7 +85,9 @@ impl Scene {
         let dice = Dice::new("outages");
         let server = PrivateServer::builder().aof(Aof::Always).start().unwrap();
         let logs = Logs::of(&server);
-        let streams = open(&server.url());
+        // so often that it is connected before anything is counted
+        let refresh = Duration::from_millis(20);
+        let streams = Streams::open(settings(&server.url()).topic_refresh(refresh)).unwrap();
         let hold = Arc::new(Hold::default());
         let (held, log) = (Arc::clone(&hold), Logs::recorder(&logs.handled));
         let handle = move |m: &Message<'_>| {

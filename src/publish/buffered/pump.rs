@@ -48,8 +48,10 @@ enum Fate {
 impl Fate {
     /// Of a message that failed with this error.
     fn of(e: Error) -> Self {
-        // Whom the server lets in is put right while messages wait, and is about none of them.
-        let is_outside = e.kind() == ErrorKind::Connect || e.server_class() == Some(Auth);
+        // Whom the server lets in is put right while messages wait, and is about none of them. Nor is being
+        // called away in the middle: then they are given back.
+        let is_outside = matches!(e.kind(), ErrorKind::Connect | ErrorKind::Stopped)
+            || e.server_class() == Some(Auth);
         if e.outcome() == Outcome::NotApplied && (e.is_retryable() || is_outside) {
             Self::Again(e)
         } else {
@@ -178,7 +180,9 @@ impl Pump {
             })),
         }
         self.link.rest();
-        if let Some(e) = self.settle() {
+        if let Some(e) = self.settle()
+            && !self.is_stopped()
+        {
             self.pause(&e);
         }
     }
