@@ -379,11 +379,11 @@ fn resident() -> u64 {
 fn without_a_server_flush_close_and_drop_are_over_in_time() {
     let server = server();
     let url = server.url();
-    let settings = producer("orders").shutdown_timeout(Duration::from_millis(300));
-    let streams = with(&url, "orders", 1, settings);
+    let settings = producer("alone").shutdown_timeout(Duration::from_millis(300));
+    let streams = with(&url, "alone", 1, settings);
     server.kill();
     for how in ["close", "drop"] {
-        let orders = streams.buffered("orders").unwrap();
+        let orders = streams.buffered("alone").unwrap();
         for n in 0..10_000 {
             orders.enqueue(&message(&n.to_string())).unwrap();
         }
@@ -434,7 +434,7 @@ fn without_a_server_flush_close_and_drop_are_over_in_time() {
             (ErrorKind::Stopped, Outcome::NotApplied)
         );
         assert_eq!(status(&streams).queued, 0);
-        let ended = || lane_threads("orders").0 == 0;
+        let ended = || lane_threads("alone").0 == 0;
         expect("the thread to end", ended);
     }
 }
@@ -705,32 +705,32 @@ fn one_topic_has_one_queue_and_closing_makes_way_for_the_next() {
     let server = server();
     let streams = with(
         &server.url(),
-        "orders",
+        "solo",
         1,
-        producer("orders").max_wait(Duration::ZERO),
+        producer("solo").max_wait(Duration::ZERO),
     );
     let (a, b) = (
-        streams.buffered("orders").unwrap(),
-        streams.buffered("orders").unwrap(),
+        streams.buffered("solo").unwrap(),
+        streams.buffered("solo").unwrap(),
     );
     a.enqueue(&message("0")).unwrap();
     b.enqueue(&message("1")).unwrap();
     assert!(a.flush(PATIENCE).is_clean());
     assert_eq!(connections(&server, "streams-pump").len(), 1);
-    assert_eq!(lane_threads("orders").0, 1);
+    assert_eq!(lane_threads("solo").0, 1);
     drop(a);
     b.enqueue(&message("2")).unwrap();
     assert!(b.close(PATIENCE).report.is_clean());
-    let c = streams.buffered("orders").unwrap();
+    let c = streams.buffered("solo").unwrap();
     c.enqueue(&message("3")).unwrap();
     drop(c);
     assert_eq!(
-        numbers(&server, "orders", 0),
+        numbers(&server, "solo", 0),
         [0, 1, 2, 3],
         "a drop stores what waits"
     );
     expect("nothing to stay behind", || {
-        connections(&server, "streams-pump").is_empty() && lane_threads("orders").0 == 0
+        connections(&server, "streams-pump").is_empty() && lane_threads("solo").0 == 0
     });
 }
 
