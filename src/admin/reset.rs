@@ -10,6 +10,7 @@ use std::{
 use crate::{
     Error, Result, StartFrom, StreamId,
     clock::{self, RoundTrip},
+    consume::Extent,
     error::ErrorKind,
     net::{Connection, Deadline},
     wire::{
@@ -21,7 +22,7 @@ use crate::{
 use super::{
     Shared, TIMEOUT,
     preview::{PartitionPreview, ResetDirection, ResetPreview},
-    stream::{self, Stream},
+    stream,
 };
 
 /// Entries counted of a partition at most, unless told otherwise.
@@ -84,7 +85,7 @@ struct Place {
     key: String,
     current: Option<StreamId>,
     owner: Option<String>,
-    stream: Stream,
+    stream: Extent,
     target: StreamId,
 }
 
@@ -218,17 +219,15 @@ impl Reset {
         let mut claims = redis::cmd("HGETALL");
         claims.arg(keys.ownership(&self.topic, &self.consumer));
         let mut owners: HashMap<Vec<u8>, Vec<u8>> = c.ask(&claims, by.left())?;
-        let questions: Vec<_> = stream_keys.iter().map(|k| Stream::question(k)).collect();
-        let answers = c.pipeline(&questions, by.left())?;
+        let streams = Extent::of_all(c, &stream_keys, by.left())?;
 
         let mut places = Vec::with_capacity(partitions.len());
-        for (((partition, key), position), answer) in partitions
+        for (((partition, key), position), stream) in partitions
             .into_iter()
             .zip(stream_keys)
             .zip(positions)
-            .zip(answers)
+            .zip(streams)
         {
-            let stream = Stream::read(&key, answer)?;
             if stream.is_none() && self.to == ResetTo::End {
                 let what = format!(
                     "partition {partition} has no stream {key}, so it has no end: let a publisher or \
@@ -309,7 +308,6 @@ impl Reset {
         let between = (baseline.min(target), baseline.max(target));
         let (entries, exact) =
             stream::count(c, &key, between, &stream, self.most_counted, deadlines)?;
-        let oldest = stream.ends.map(|(oldest, _)| oldest);
         Ok(PartitionPreview {
             partition,
             current,
@@ -318,11 +316,10 @@ impl Reset {
             direction: ResetDirection::from_to(baseline, target),
             entries,
             exact,
-            oldest,
-            newest: stream.ends.map(|(_, newest)| newest),
-            length: stream.length,
-            trimmed_away: oldest.is_some_and(|id| target < id.before())
-                && stream.added > stream.length,
+            oldest: stream.first,
+            newest: stream.newest,
+            length: stream.length(),
+            trimmed_away: stream.first.is_some_and(|id| target < id.before()) && stream.removed > 0,
             owner,
         })
     }
@@ -391,7 +388,7 @@ impl Reset {
 
 /// The position to give a consumer. Ids that were never given may yet be given to others, and a position
 /// beyond them looks like one of another stream.
-fn target(to: ResetTo, stream: &Stream) -> StreamId {
+fn target(to: ResetTo, stream: &Extent) -> StreamId {
     let wanted = match to {
         ResetTo::Start => StreamId::MIN,
         ResetTo::End => stream.last,
@@ -427,9 +424,9 @@ mod tests {
 
     #[test]
     fn a_target_never_lies_beyond_the_last_id_given() {
-        let stream = Stream {
+        let stream = Extent {
             last: StreamId::new(50, 3),
-            ..Stream::default()
+            ..Extent::default()
         };
         let date = |ms| ResetTo::Date(UNIX_EPOCH + Duration::from_millis(ms));
         for (to, expected) in [
@@ -442,7 +439,7 @@ mod tests {
             (date(60), stream.last),
         ] {
             assert_eq!(target(to, &stream), expected, "{to:?}");
-            assert_eq!(target(to, &Stream::default()), StreamId::MIN, "empty");
+            assert_eq!(target(to, &Extent::default()), StreamId::MIN, "empty");
         }
     }
 }

@@ -11,11 +11,13 @@ use crate::{
     },
 };
 
-/// A stream at one moment. The default is one that is not there.
+/// A stream at one moment. The default is one in which nothing ever was.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Extent {
     /// The first entry that is still there; `None` when there is none.
     pub(crate) first: Option<StreamId>,
+    /// The last that is still there. Not part of what is written down.
+    pub(crate) newest: Option<StreamId>,
     /// The id the server gave last, deleted or not; 0-0 when it gave none.
     pub(crate) last: StreamId,
     /// How many entries were ever added.
@@ -30,30 +32,37 @@ impl Extent {
         resp::whole(out, &[b"XINFO", b"STREAM", key]);
     }
 
-    /// Reads one whole answer. What is not known is stepped over, in whatever order it comes.
+    /// How many entries are there.
+    pub(crate) fn length(&self) -> u64 {
+        self.added - self.removed
+    }
+
+    /// Reads one whole answer; `None` where there is no stream. What is not known is stepped over, in
+    /// whatever order it comes.
     ///
     /// # Errors
     ///
     /// The server's own, without a word of what was asked; and [`ErrorKind::Protocol`] when the answer
     /// does not say what has to be known, as with servers older than Redis 7.
-    pub(super) fn read(answer: &[u8]) -> Result<Self> {
+    pub(super) fn read(answer: &[u8]) -> Result<Option<Self>> {
         let mut c = Cursor::new(answer, 0);
         match c.head() {
             Ok(Head::Error(text)) => {
                 let text = text.of(answer);
                 if text.ends_with(b"no such key") {
-                    return Ok(Self::default());
+                    return Ok(None);
                 }
                 Err(Error::server("XINFO", text))
             }
-            Ok(Head::Array(n)) => Self::of_pairs(c, answer, n / 2),
-            Ok(Head::Map(n)) => Self::of_pairs(c, answer, n),
+            Ok(Head::Array(n)) => Self::of_pairs(c, answer, n / 2).map(Some),
+            Ok(Head::Map(n)) => Self::of_pairs(c, answer, n).map(Some),
             _ => Err(odd("no list of facts")),
         }
     }
 
     fn of_pairs(mut c: Cursor<'_>, bytes: &[u8], pairs: usize) -> Result<Self> {
-        let (mut first, mut last, mut added, mut length) = (None, None, None, None);
+        let (mut first, mut newest) = (None, None);
+        let (mut last, mut added, mut length) = (None, None, None);
         for _ in 0..pairs {
             let mut value = |c: &mut Cursor<'_>| -> Result<(), Stop> {
                 let name = c.text()?.map_or(&b""[..], |name| name.of(bytes));
@@ -64,10 +73,14 @@ impl Extent {
                     (b"length", Head::Scalar(n)) => length = number(n, bytes),
                     (b"entries-added", Head::Scalar(n)) => added = number(n, bytes),
                     (b"last-generated-id", Head::Text(id)) => last = StreamId::parse(id.of(bytes)),
-                    (b"first-entry", Head::Array(n)) if n > 0 => {
-                        first = at_value
-                            .text()?
-                            .and_then(|id| StreamId::parse(id.of(bytes)));
+                    (b"first-entry" | b"last-entry", Head::Array(n)) if n > 0 => {
+                        let id = at_value.text()?;
+                        let id = id.and_then(|id| StreamId::parse(id.of(bytes)));
+                        *if name[0] == b'f' {
+                            &mut first
+                        } else {
+                            &mut newest
+                        } = id;
                     }
                     _ => {}
                 }
@@ -83,20 +96,35 @@ impl Extent {
         }
         Ok(Self {
             first,
+            newest,
             last,
             added,
             removed: added - length,
         })
     }
 
-    /// As [`read`](Self::read), after asking. Blocks for one round trip.
+    /// As [`read`](Self::read), of each of these streams, after asking. Blocks for one round trip.
+    pub(crate) fn of_all<K: AsRef<[u8]>>(
+        connection: &mut Connection,
+        keys: &[K],
+        timeout: Duration,
+    ) -> Result<Vec<Option<Self>>> {
+        let (mut questions, mut answers) = (Vec::new(), Vec::with_capacity(keys.len()));
+        for key in keys {
+            Self::ask(&mut questions, key.as_ref());
+        }
+        let take = |_, answer: &[u8]| answers.push(Self::read(answer));
+        Skim::default().exchange(connection, &questions, keys.len(), timeout, take)?;
+        let about = |(answer, key): (Result<_>, &K)| {
+            answer.map_err(|e| e.on_key(key).at(connection.endpoint()))
+        };
+        answers.into_iter().zip(keys).map(about).collect()
+    }
+
+    /// As [`of_all`](Self::of_all), of one stream, which may not be there.
     pub(super) fn of(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Self> {
-        let (mut question, mut extent) = (Vec::new(), Ok(Self::default()));
-        Self::ask(&mut question, key);
-        Skim::default().exchange(connection, &question, 1, timeout, |_, answer| {
-            extent = Self::read(answer);
-        })?;
-        extent.map_err(|e| e.on_key(key).at(connection.endpoint()))
+        let mut extents = Self::of_all(connection, &[key], timeout)?;
+        Ok(extents.pop().flatten().unwrap_or_default())
     }
 
     /// Reads what was written down; nothing where that is anything else.
@@ -107,6 +135,7 @@ impl Extent {
         let mut n = || words.next()?.parse().ok();
         Some(Self {
             first: (first > StreamId::MIN).then_some(first),
+            newest: None,
             last,
             added: n()?,
             removed: n()?,
@@ -184,6 +213,7 @@ mod tests {
     fn extent(first: u64, last: u64, added: u64, length: u64) -> Extent {
         Extent {
             first: (length > 0).then(|| StreamId::new(first, 0)),
+            newest: None,
             last: StreamId::new(last, 0),
             added,
             removed: added - length,
@@ -192,12 +222,16 @@ mod tests {
 
     #[test]
     fn facts_are_found_among_others_in_any_order_and_either_protocol() {
-        let want = extent(5, 9, 12, 3);
+        let want = Some(Extent {
+            newest: Some(StreamId::new(8, 0)),
+            ..extent(5, 9, 12, 3)
+        });
         let entry = "*2\r\n$3\r\n5-0\r\n*2\r\n$1\r\nb\r\n$7\r\nentries\r\n";
         let facts = [
             "$13\r\nentries-added\r\n:12\r\n".to_owned(),
             "$6\r\nfuture\r\n*2\r\n:1\r\n*1\r\n$-1\r\n".to_owned(),
             format!("$11\r\nfirst-entry\r\n{entry}"),
+            "$10\r\nlast-entry\r\n*2\r\n$3\r\n8-0\r\n*0\r\n".to_owned(),
             "$6\r\nlength\r\n:3\r\n".to_owned(),
             "$3\r\nnil\r\n$-1\r\n".to_owned(),
             "$17\r\nlast-generated-id\r\n$3\r\n9-0\r\n".to_owned(),
@@ -206,7 +240,7 @@ mod tests {
             let mut facts = facts.clone();
             facts.rotate_left(turn);
             let body = facts.concat();
-            for head in ["*12", "%6"] {
+            for head in ["*14", "%7"] {
                 let answer = format!("{head}\r\n{body}");
                 assert_eq!(Extent::read(answer.as_bytes()).unwrap(), want, "{answer}");
             }
@@ -214,12 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_not_there_is_empty_and_one_that_is_emptied_is_not_new() {
-        let missing = Extent::read(b"-ERR no such key\r\n").unwrap();
-        assert_eq!(missing, Extent::default());
+    fn a_stream_that_is_not_there_is_none_and_one_that_is_emptied_is_not_new() {
+        assert_eq!(Extent::read(b"-ERR no such key\r\n").unwrap(), None);
         let emptied = "*8\r\n+length\r\n:0\r\n+entries-added\r\n:4\r\n+last-generated-id\r\n+4-0\r\n\
                        +first-entry\r\n$-1\r\n";
-        let emptied = Extent::read(emptied.as_bytes()).unwrap();
+        let emptied = Extent::read(emptied.as_bytes()).unwrap().unwrap();
         assert_eq!(emptied, extent(0, 4, 4, 0));
         assert_eq!(emptied.removed, 4);
     }

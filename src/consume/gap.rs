@@ -235,6 +235,7 @@ mod tests {
     /// `first` is that of a stream with entries.
     fn extent(first: u64, last: u64, added: u64, length: u64) -> Extent {
         Extent {
+            newest: None,
             first: (length > 0).then(|| id(first)),
             last: id(last),
             added,
@@ -575,6 +576,7 @@ mod tests {
 
         fn extent(&self) -> Extent {
             Extent {
+                newest: None,
                 first: self.entries.first().map(|n| id(*n)),
                 last: id(self.last),
                 added: self.added,

@@ -14,7 +14,7 @@ mod store;
 mod watch;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
-pub(crate) use extent::last_entry;
+pub(crate) use extent::{Extent, last_entry};
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
 pub use gap::{Gap, GapCause};
 pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};

@@ -216,7 +216,7 @@ impl Lane {
         };
         let (skim, question, slack) = (&mut watch.skim, &watch.question, plan.read.slack);
         skim.exchange(connection, question, n, slack, |i, answer| match i {
-            0 => answers.extent = Extent::read(answer),
+            0 => answers.extent = Extent::read(answer).map(Option::unwrap_or_default),
             1 => answers.ttl = number(answer), // negative when there is none
             2 => answers.is_stored = number(answer).map(|n| n != 0),
             _ => answers.noted = text(answer).and_then(Extent::parse),
