@@ -407,6 +407,9 @@ fn without_a_server_flush_close_and_drop_are_over_in_time() {
         if how == "close" {
             let closed = orders.close(Duration::from_millis(300));
             assert_eq!(sums(&closed.report), [0, 0, 0, 0, 10_001, 0]);
+            // a person is told why, and not only that there were some
+            let why = closed.report.error.as_ref().expect("a reason");
+            assert_eq!(why.kind(), ErrorKind::Connect, "{why}");
             let back: Vec<_> = closed
                 .undelivered
                 .iter()
@@ -424,7 +427,8 @@ fn without_a_server_flush_close_and_drop_are_over_in_time() {
             assert!(orders.flush(PATIENCE).is_clean());
         } else {
             drop(orders);
-            assert_eq!(warned("abandoned 10001 message(s)").len(), 1);
+            let told = warned("abandoned 10001 message(s)");
+            assert!(told.len() == 1 && told[0].contains("connect"), "{told:?}");
         }
         let took = start.elapsed();
         assert!(took < Duration::from_millis(300) + MARGIN, "{took:?}");

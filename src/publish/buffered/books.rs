@@ -77,7 +77,7 @@ pub(super) struct Told {
     pub(super) queued: u64,
     /// The newest reason why messages were lost.
     pub(super) error: Option<Error>,
-    /// Why messages wait, if the last try says.
+    /// Why messages wait, or were given back, if the last try says.
     pub(super) trouble: Option<Error>,
 }
 
@@ -162,7 +162,10 @@ impl Books {
     /// `trouble` why others are still in it.
     pub(super) fn settle(&mut self, totals: Totals, error: Option<Error>, trouble: Option<Error>) {
         self.in_hand -= totals.all();
-        self.trouble = trouble;
+        // What ends with no try at all, as at a close, is no news of the server.
+        if trouble.is_some() || totals.stored > 0 {
+            self.trouble = trouble;
+        }
         self.left_as(totals, error);
     }
 
@@ -224,7 +227,7 @@ impl Books {
                 totals: self.totals,
                 queued: 0,
                 error: self.error.as_ref().map(Error::again),
-                trouble: None,
+                trouble: self.trouble.as_ref().map(Error::again),
             });
         }
     }

@@ -101,8 +101,8 @@ pub struct Flushed {
     pub returned: u64,
     /// How many that were to be waited for wait still. They are tried on.
     pub queued: u64,
-    /// The newest reason why messages were refused, unknown or dropped; or else why they wait, if that
-    /// is known.
+    /// The newest reason why messages were refused, unknown or dropped; or else why they wait or were given
+    /// back, if that is known.
     pub error: Option<Error>,
 }
 
@@ -281,8 +281,9 @@ impl BufferedPublisher {
     }
 
     /// Takes no more messages, blocks for up to `timeout` until those that wait are stored, and gives back
-    /// what is left, for all handles. Callers that wait for room are turned away. After `timeout` the connection is cut, and messages on their way at
-    /// that moment count as unknown; it returns within half a second more.
+    /// what is left, for all handles. Callers that wait for room are turned away. After `timeout` the
+    /// connection is cut, and messages on their way at that moment count as unknown; it returns within half
+    /// a second more.
     ///
     /// Closing again reports what the first one left.
     pub fn close(&self, timeout: Duration) -> Closed {
@@ -309,8 +310,8 @@ impl BufferedPublisher {
             told.error
         } else if new.dropped > 0 {
             Some(self.shared().dropped())
-        } else if told.queued > 0 {
-            told.trouble
+        } else if told.queued + new.returned > 0 {
+            self.shared().reason(told.trouble)
         } else {
             None
         };
@@ -378,13 +379,15 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let (_, left) = self.close(self.shared.settings.shutdown_timeout);
+        let (told, left) = self.close(self.shared.settings.shutdown_timeout);
         if !left.is_empty() {
+            let reason = self.shared.reason(told.trouble).map(|e| format!(": {e}"));
             log::error!(
                 "buffered publisher of {}: abandoned {} message(s) that were not stored by the time it was \
-                 dropped",
+                 dropped{}",
                 self.shared.plan.topic,
-                left.len()
+                left.len(),
+                reason.unwrap_or_default()
             );
         }
     }

@@ -317,7 +317,9 @@ impl Pump {
             );
         }
         shared.plan.counts.sub(Count::Queued, totals.all());
-        let waits = trouble.as_ref().map(Error::again);
+        // that it was called away says nothing about why they waited until then
+        let tried = trouble.as_ref().filter(|e| e.kind() != ErrorKind::Stopped);
+        let waits = tried.map(Error::again);
         shared.books.lock().settle(totals, lost, waits);
         shared.settled.notify_all();
         trouble

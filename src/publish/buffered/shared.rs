@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     ProducerSettings, Result, StreamId,
     error::{Error, ErrorKind},
-    net::{Interrupt, after},
+    net::{Gate, Interrupt, after},
     quiet::{HeldBack, Quiet},
 };
 
@@ -232,6 +232,15 @@ impl Shared {
         books.ended = true;
         drop(books);
         self.settled.notify_all();
+    }
+
+    /// Why messages were not stored: what the last try came to, or that the server is down, when the
+    /// first try is still at that.
+    pub(super) fn reason(&self, trouble: Option<Error>) -> Option<Error> {
+        trouble.or_else(|| {
+            let down = Gate::of(&self.plan.target).down()?;
+            Some(self.about(Error::new(ErrorKind::Connect, "publish", down)))
+        })
     }
 
     fn about(&self, e: Error) -> Error {
