@@ -145,7 +145,7 @@ fn check_producer(at: &str, p: &ProducerSettings, problems: &mut Problems) {
     ranges(p, at, problems);
     need_topic(&p.topic, at, problems);
     // unset, the code decides
-    if p.buffered || !p.is_set("Buffered") {
+    if p.buffered != Some(false) {
         return;
     }
     for key in ProducerSettings::OF_THE_BUFFER {

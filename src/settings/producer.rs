@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::codec::{Codec, Flag, Text, Whole, millis, seconds};
+use super::codec::{Codec, Flag, Opt, Text, Whole, millis, seconds};
 
 /// A day, in seconds.
 const DAY: u64 = 86_400;
@@ -14,7 +14,7 @@ section! {
         topic: String = String::new(), "Topic", Text, set(topic: impl Into<String>) topic.into();
         /// Whether messages wait in memory and are sent in batches by a thread of their own. True or
         /// false holds the code to it; unset leaves the choice to the code.
-        buffered: bool = false, "Buffered", Flag;
+        buffered: Option<bool> = None, "Buffered", Opt(Flag), set(yes: bool) Some(yes);
         /// The most messages of one batch.
         max_batch: u32 = 500, "MaxBatch", Whole("messages", 1, 100_000);
         /// How long a message waits for others to make a batch with. 0 sends whatever is there.

@@ -192,18 +192,18 @@ impl Settings {
         let Some((i, entry)) = entries.find(|(_, p)| p.topic == topic) else {
             return Ok(ProducerSettings::new(topic));
         };
-        if entry.buffered == buffered || !entry.is_set("Buffered") {
-            return Ok(entry.clone());
-        }
+        let said = match entry.buffered {
+            Some(said) if said != buffered => said,
+            _ => return Ok(entry.clone()),
+        };
         let source = match entry.marks().of("Buffered") {
             Some(Origin::File) => "the settings file",
             Some(Origin::Environment) => "the environment",
             Some(Origin::Code) | None => "the settings made by code",
         };
         Err(Error::config(format!(
-            "Streams:Producers[{i}]:Buffered is {} by {source}, and {call}({topic:?}) asks for the \
-             opposite: change one of the two, or remove Buffered, which leaves the choice to the code",
-            entry.buffered
+            "Streams:Producers[{i}]:Buffered is {said} by {source}, and {call}({topic:?}) asks for the \
+             opposite: change one of the two, or remove Buffered, which leaves the choice to the code"
         )))
     }
 
