@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::clock;
+use crate::{
+    Result, clock,
+    error::{Error, ErrorKind},
+};
 
 /// When a call has to be over, on the coarse clock: precise to some milliseconds, nearly free to read.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +55,21 @@ impl Deadline {
         let left = self.left();
         let untouched = !left.is_zero() && left + Duration::from_millis(TICK_MS) >= self.allowed;
         if untouched { self.allowed } else { left }
+    }
+
+    /// As [`wait`](Self::wait), for the rest of an answer.
+    ///
+    /// # Errors
+    ///
+    /// The time is up.
+    #[inline]
+    pub(crate) fn wait_for_answer(self) -> Result<Duration> {
+        let wait = self.wait();
+        if wait.is_zero() {
+            let what = format!("no whole answer within {} ms", self.allowed.as_millis());
+            return Err(Error::new(ErrorKind::Timeout, "receive", what));
+        }
+        Ok(wait)
     }
 }
 

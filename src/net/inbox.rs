@@ -73,12 +73,7 @@ impl Inbox {
             }
             let spin = self.spin;
             let room = self.room()?;
-            let wait = by.wait();
-            if wait.is_zero() {
-                let what = format!("no whole answer within {} ms", by.allowed().as_millis());
-                return Err(Error::new(ErrorKind::Timeout, "receive", what));
-            }
-            let n = connection.recv(room, spin, wait)?;
+            let n = connection.recv(room, spin, by.wait_for_answer()?)?;
             self.filled(n);
         }
     }

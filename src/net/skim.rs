@@ -56,14 +56,7 @@ impl Skim {
         (self.at, self.filled) = (0, 0);
         connection.send(commands, timeout)?;
         for i in 0..n {
-            self.next(|room| {
-                let wait = by.wait();
-                if wait.is_zero() {
-                    let what = format!("no whole answer within {} ms", by.allowed().as_millis());
-                    return Err(Error::new(ErrorKind::Timeout, "receive", what));
-                }
-                connection.recv(room, Duration::ZERO, wait)
-            })?;
+            self.next(|room| connection.recv(room, Duration::ZERO, by.wait_for_answer()?))?;
             take(i, &self.kept);
         }
         if self.at < self.filled {
