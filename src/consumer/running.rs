@@ -195,12 +195,6 @@ impl Running {
         self.lanes.has_ended(lane);
     }
 
-    /// Tells the lane of a partition to stop, and waits for nothing.
-    #[expect(dead_code, reason = "for whoever settles ownership")]
-    pub(crate) fn dismiss_lane(&self, partition: u32) {
-        let _ = self.lanes.dismiss(partition);
-    }
-
     /// Stops the lane of a partition and waits until it has ended and what it finished is stored, but
     /// no longer than `until`. Others are not disturbed, and the partition can be started again later.
     /// Any thread but the lane's own may call it, also for several lanes at once. A lane that has not

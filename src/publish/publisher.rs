@@ -75,6 +75,9 @@ impl Publisher {
     /// go to one partition, in the order in which calls return; messages with an empty key take the
     /// partitions in turn.
     ///
+    /// The type may be empty here, as peers have it; a [buffered](crate::BufferedPublisher) publisher
+    /// refuses that.
+    ///
     /// Blocks for one round trip, and for connecting and creating the topic when it is the first. While
     /// the server is down it waits for it within the same deadline. Nothing is sent twice.
     ///

@@ -115,7 +115,8 @@ impl Drop for Topics {
     fn drop(&mut self) {
         self.shared.interrupt.cut(STOP);
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
+        // The last handle may be one of a consumer's, which the watcher itself was the last to hold.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
             let _ = thread.join(); // a panic was caught where it happened
         }
     }
