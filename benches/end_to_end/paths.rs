@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use streamlane::{Command, Condition, Outgoing, Source, StreamId};
+use streamlane::{As, Command, Condition, Outgoing, Source, StreamId};
 
 use crate::{
     Bench, KEY, Outcome, TYPE, drain,
@@ -50,6 +50,12 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
             publisher.publish(KEY, TYPE, body)
         }));
 
+        // a JSON text of the same length as the other bodies
+        let text = "x".repeat(size - 2);
+        ways.push(single(bench, "shared, JSON", move || {
+            publisher.publish_json(KEY, &As("OrderPlaced", &text))
+        }));
+
         let (mut once, mut ids) = (publisher.dedicated(), 0_u64..);
         ways.push(single(bench, "dedicated, dedupe id", move || {
             let id = ids.next().map(u64::to_be_bytes).unwrap_or_default();
@@ -83,6 +89,12 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         }));
         ways.push(many(bench, "outbox, one condition".into(), 1, move || {
             conditional().commit().map(drop)
+        }));
+
+        let store = bench.streams.state_store(TOPIC)?;
+        let event = [Outgoing::new(TYPE, body).key(KEY)];
+        ways.push(many(bench, "state store".into(), 1, move || {
+            store.append_always("events", &event).map(drop)
         }));
 
         // As fast as the pump makes room: what it sends is what is measured.
