@@ -1,6 +1,7 @@
-//! The only place that reads clocks. Three of them, never compared with one another: the wall clock
-//! (for people and for ids), the monotonic clock (for deadlines and ladders) and its coarse twin
-//! (a few nanoseconds to read, a few milliseconds wide; for watching).
+//! The only place that reads clocks. Four of them, never compared with one another: the wall clock
+//! (for people and for ids), the monotonic clock (for deadlines and ladders), its coarse twin
+//! (a few nanoseconds to read, a few milliseconds wide; for watching), and the one that goes on while the
+//! machine is suspended (for leases).
 
 use std::{
     fmt,
@@ -30,6 +31,19 @@ pub(crate) fn now() -> Instant {
 pub(crate) fn coarse_ms() -> u64 {
     let t = clock_gettime(ClockId::MonotonicCoarse);
     t.tv_sec.cast_unsigned() * 1000 + t.tv_nsec.cast_unsigned() / 1_000_000
+}
+
+/// Milliseconds since the machine was started, the time it was suspended included.
+#[cfg(not(loom))]
+pub(crate) fn boot_ms() -> u64 {
+    let t = clock_gettime(ClockId::Boottime);
+    t.tv_sec.cast_unsigned() * 1000 + t.tv_nsec.cast_unsigned() / 1_000_000
+}
+
+/// As [`now`], in models.
+#[cfg(loom)]
+pub(crate) fn boot_ms() -> u64 {
+    coarse_ms()
 }
 
 /// As [`now`], in models.

@@ -166,6 +166,7 @@ mod clock;
 mod consume;
 mod consumer;
 mod error;
+mod fence;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -173,6 +174,7 @@ mod handler;
 mod monitor;
 mod net;
 mod observe;
+mod ownership;
 mod policy;
 mod position;
 mod publish;
@@ -205,8 +207,8 @@ pub use publish::{
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{
-    ConnectionString, ConsumerSettings, OnError, Persist, PositionAhead, ProducerSettings,
-    ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
+    ConnectionString, ConsumerSettings, Instances, OnError, Persist, PositionAhead,
+    ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
 pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};

@@ -53,7 +53,7 @@ impl Script {
         cmd
     }
 
-    fn named(&self, form: Form) -> (&'static str, &'static str) {
+    pub(crate) fn named(&self, form: Form) -> (&'static str, &'static str) {
         match form {
             Form::Whole => ("EVAL", self.text),
             Form::Known => ("EVALSHA", self.sha1),

@@ -413,13 +413,13 @@ mod tests {
         assert!(s.warnings[1].contains("UseConsumerGroup"));
         assert_eq!(s.check().unwrap(), s.warnings);
         let lines = refused(
-            r#"{"Consumers": [{"Topic": "a", "Instances": {"Mode": "Static", "Count": 2},
+            r#"{"Consumers": [{"Topic": "a", "Delivery": "WorkQueue",
                 "ResetOnStart": true}], "Topics": {"a": {"RetentionSeconds": 5}}}"#,
         );
-        assert_eq!(lines.len(), 4, "{lines:#?}");
-        assert!(lines[0].starts_with("Streams:Consumers[0]:Instances:Mode: not available"));
-        assert!(lines[2].contains("ResetOnStart") && lines[2].contains("StartFrom"));
-        assert!(lines[3].starts_with("Streams:Topics:a:RetentionSeconds: not available"));
+        assert_eq!(lines.len(), 3, "{lines:#?}");
+        assert!(lines[0].starts_with("Streams:Consumers[0]:Delivery: not available"));
+        assert!(lines[1].contains("ResetOnStart") && lines[1].contains("StartFrom"));
+        assert!(lines[2].starts_with("Streams:Topics:a:RetentionSeconds: not available"));
     }
 
     #[test]

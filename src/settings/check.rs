@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ConsumerSettings, Persist, ProducerSettings, ReadMode, Settings, StartFrom, TopicSettings,
-    Trim,
+    ConsumerSettings, Instances, Persist, ProducerSettings, ReadMode, Settings, StartFrom,
+    TopicSettings, Trim,
     key::{Key, Section},
     problem::{Problems, not_allowed, printable},
 };
@@ -126,6 +126,7 @@ fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
     need_topic(&c.topic, at, problems);
     check_start(at, c, problems);
     check_persist(at, c, problems);
+    check_instances(at, c, problems);
     for (key, mode) in [
         ("MaxIdleDelayMs", ReadMode::Poll),
         ("BlockMs", ReadMode::Block),
@@ -196,6 +197,76 @@ fn check_start(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
             &["Persist", "StartFrom"],
             "None stores no position that StartFrom Stored could resume at; \
              set StartFrom to Beginning, Now or Date, or Persist to AsyncBatch",
+        );
+    }
+}
+
+fn check_instances(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    const STATIC: [&str; 4] = [
+        "Instances:Count",
+        "Instances:Index",
+        "ContestedGraceSeconds",
+        "ContestedRecheckSeconds",
+    ];
+    const LEASE: [&str; 4] = [
+        "Instances:MaxPartitions",
+        "Instances:PartitionModulo",
+        "Instances:PartitionRemainder",
+        "HandOverWhenStalled",
+    ];
+    let (others, needs) = match c.instances {
+        Instances::Lease => (STATIC, Instances::Static),
+        Instances::Static => (LEASE, Instances::Lease),
+    };
+    for key in others.into_iter().filter(|key| c.is_set(key)) {
+        problems.contradict(
+            at,
+            &[key, "Instances:Mode"],
+            &format!(
+                "has no effect unless Instances:Mode is {needs:?}; remove it or change the mode"
+            ),
+        );
+    }
+    for (ms, seconds) in [
+        ("Instances:LeaseTtlMs", "Instances:LeaseTtlSeconds"),
+        ("Instances:LeaseRenewMs", "Instances:LeaseRenewSeconds"),
+    ] {
+        if c.is_set(ms) && c.is_set(seconds) && c.marks().of(ms) == c.marks().of(seconds) {
+            problems.contradict(at, &[ms, seconds], "both say the same thing; remove one");
+        }
+    }
+    if c.renew() >= c.ttl() {
+        problems.contradict(
+            at,
+            &["Instances:LeaseRenewMs", "Instances:LeaseTtlMs"],
+            &format!(
+                "claims that last {:?} cannot be renewed every {:?}; renew at least twice while they last",
+                c.ttl(),
+                c.renew()
+            ),
+        );
+    }
+    if c.partition_remainder >= c.partition_modulo {
+        problems.contradict(
+            at,
+            &["Instances:PartitionRemainder", "Instances:PartitionModulo"],
+            "leaves no partition, since a remainder is less than what is divided by; make it less",
+        );
+    }
+    if let (Some(index), Some(count)) = (c.instances_index, c.instances_count)
+        && index >= count
+    {
+        problems.contradict(
+            at,
+            &["Instances:Index", "Instances:Count"],
+            &format!("{index} is none of {count} instances, which are numbered from 0"),
+        );
+    }
+    if c.hand_over_when_stalled && c.stalled.is_zero() {
+        problems.contradict(
+            at,
+            &["HandOverWhenStalled", "StalledSeconds"],
+            "has no effect while StalledSeconds is 0; set it, or remove this",
         );
     }
 }
@@ -274,6 +345,15 @@ fn oddities(s: &Settings) -> Vec<String> {
             found.push(format!(
                 "Streams:Consumers[{i}]:Backpressure:Capacity has no effect while \
                  Backpressure:Enabled is false"
+            ));
+        }
+    }
+    for (i, c) in s.consumers.iter().enumerate() {
+        let (ttl, renew) = (c.ttl(), c.renew());
+        if renew * 2 > ttl {
+            found.push(format!(
+                "Streams:Consumers[{i}]:Instances: claims that last {ttl:?} are renewed every {renew:?} only, \
+                 so that one renewal that fails ends them"
             ));
         }
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::codec::{Codec, Flag, Moment, Opt, Text, Texts, Whole, choice, micros, millis, seconds};
+use super::key::Section as _;
 
 /// A day, in seconds.
 const DAY: u64 = 86_400;
@@ -71,6 +72,54 @@ section! {
         /// A partition blocked for longer is Unhealthy, before that Degraded.
         unhealthy_block: Duration = Duration::from_mins(5), "UnhealthyBlockSeconds",
             seconds(0, 365 * DAY);
+        /// How the partitions are divided between the instances of the consumer: `Lease` by claims in
+        /// Redis that are renewed, so that instances may come and go; `Static` by the numbers
+        /// `Instances:Count` and `Instances:Index`.
+        instances: Instances = Instances::Lease, "Instances:Mode", choice::<Instances>();
+        /// How many instances there are, under `Static`. Unset: the environment's
+        /// `STREAMS_INSTANCE_COUNT`, else 1.
+        instances_count: Option<u32> = None, "Instances:Count", Opt(Whole("instances", 1, 65_536)),
+            set(instances: u32) Some(instances);
+        /// Which of them this one is, from 0, under `Static`. Unset: the environment's
+        /// `STREAMS_INSTANCE_INDEX`, else the number at the end of `POD_NAME`, else 0.
+        instances_index: Option<u32> = None, "Instances:Index", Opt(Whole("", 0, 65_535)),
+            set(index: u32) Some(index);
+        /// How long a claim lasts that is not renewed: so long after an instance died without a word,
+        /// or was cut off, its partitions are another's.
+        lease_ttl: Duration = Duration::from_secs(30), "Instances:LeaseTtlMs", millis(200, 86_400_000);
+        /// `Instances:LeaseTtlMs` in seconds, as peers have it.
+        lease_ttl_seconds: Option<Duration> = None, "Instances:LeaseTtlSeconds",
+            Opt(seconds(1, DAY)), set(ttl: Duration) Some(ttl);
+        /// How often claims are renewed; less than half of how long they last, so that one renewal may
+        /// fail.
+        lease_renew: Duration = Duration::from_secs(10), "Instances:LeaseRenewMs",
+            millis(20, 43_200_000);
+        /// `Instances:LeaseRenewMs` in seconds, as peers have it.
+        lease_renew_seconds: Option<Duration> = None, "Instances:LeaseRenewSeconds",
+            Opt(seconds(1, DAY)), set(interval: Duration) Some(interval);
+        /// The most partitions this instance takes, under `Lease`. What it leaves others may claim
+        /// above their share. Unset: as many as there are.
+        max_partitions: Option<u32> = None, "Instances:MaxPartitions",
+            Opt(Whole("partitions", 0, 65_536)), set(partitions: u32) Some(partitions);
+        /// Of the partitions, this instance takes those that leave `Instances:PartitionRemainder` when
+        /// divided by this, under `Lease`. 1: all.
+        partition_modulo: u32 = 1, "Instances:PartitionModulo", Whole("", 1, 65_536);
+        /// See `Instances:PartitionModulo`.
+        partition_remainder: u32 = 0, "Instances:PartitionRemainder", Whole("", 0, 65_535);
+        /// Under `Static`: how long another instance that stores positions of the same partition is
+        /// only warned of; then the one with the greater id stands down.
+        contested_grace: Duration = Duration::from_mins(1), "ContestedGraceSeconds", seconds(0, DAY);
+        /// Under `Static`: how often a partition that was left to another instance is looked at, to take
+        /// it up again when that one is gone. 0: never.
+        contested_recheck: Duration = Duration::from_secs(30), "ContestedRecheckSeconds",
+            seconds(0, DAY);
+        /// A partition whose handler has not come back for so long is Degraded. 0: never. A blocked one
+        /// is none of these.
+        stalled: Duration = Duration::from_mins(5), "StalledSeconds" | "UnhealthyStalledSeconds",
+            seconds(0, 365 * DAY);
+        /// Whether a partition whose handler has not come back for `StalledSeconds` is given to another
+        /// instance, under `Lease`, until it does. A handler that is merely slow looks the same.
+        hand_over_when_stalled: bool = false, "HandOverWhenStalled", Flag;
         /// How long stopping waits for handlers to return and positions to be stored.
         shutdown_timeout: Duration = Duration::from_secs(10), "ShutdownTimeoutSeconds",
             seconds(1, DAY);
@@ -83,9 +132,54 @@ impl ConsumerSettings {
         Self::default().topic(topic)
     }
 
+    /// How long a claim lasts, in whatever unit that was said.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.in_either(
+            "Instances:LeaseTtlMs",
+            self.lease_ttl,
+            "Instances:LeaseTtlSeconds",
+            self.lease_ttl_seconds,
+        )
+    }
+
+    /// How often claims are renewed, in whatever unit that was said.
+    pub(crate) fn renew(&self) -> Duration {
+        let (ms, seconds) = ("Instances:LeaseRenewMs", "Instances:LeaseRenewSeconds");
+        self.in_either(ms, self.lease_renew, seconds, self.lease_renew_seconds)
+    }
+
+    /// Of two keys for one thing, the one that goes before the other.
+    fn in_either(
+        &self,
+        ms: &str,
+        value: Duration,
+        seconds: &str,
+        other: Option<Duration>,
+    ) -> Duration {
+        match other {
+            Some(other) if self.marks().of(seconds) >= self.marks().of(ms) => other,
+            _ => value,
+        }
+    }
+
+    /// Whether this instance takes a partition at all, under `Lease`.
+    pub(crate) fn takes(&self, partition: u32) -> bool {
+        partition % self.partition_modulo == self.partition_remainder
+    }
+
     /// Whether one batch is read while the one before it is handled.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.backpressure_enabled && self.backpressure_capacity >= 2 && !self.persist.is_sync()
+    }
+}
+
+choices! {
+    /// How the partitions of a topic are divided between the instances of a consumer.
+    pub enum Instances {
+        /// By claims in Redis that are renewed: instances may come and go, and one that dies is replaced.
+        Lease,
+        /// By numbers: each instance is told how many there are and which of them it is.
+        Static,
     }
 }
 

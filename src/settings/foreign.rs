@@ -31,7 +31,6 @@ const REFUSED: &[Refused] = &[
     later(Place::Topics, "ClampReleaseThreshold", &[]),
     later(Place::Consumers, "Delivery", &["Ordered"]),
     later(Place::Consumers, "UseConsumerGroup", &["false"]),
-    later(Place::Consumers, "Instances", &[]),
     Refused {
         place: Place::Consumers,
         key: "ResetOnStart",
@@ -59,8 +58,6 @@ const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
     (Place::Consumers, "UnhealthyLagMs", HEALTH),
     (Place::Consumers, "UnhealthyBehindSeconds", HEALTH),
     (Place::Consumers, "DegradedSilenceSeconds", HEALTH),
-    (Place::Consumers, "ContestedGraceSeconds", HEALTH),
-    (Place::Consumers, "ContestedRecheckSeconds", HEALTH),
 ];
 
 /// What becomes of a key that is none of ours.
@@ -118,7 +115,6 @@ mod tests {
         for (place, key, value) in [
             (Consumers, "Delivery", "workqueue"),
             (Consumers, "UseConsumerGroup", "true"),
-            (Consumers, "Instances", "x"),
             (Consumers, "ResetOnStart", "True"),
             (Topics, "RetentionSeconds", "60"),
         ] {

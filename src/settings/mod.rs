@@ -17,7 +17,9 @@ mod show;
 mod source;
 mod topic;
 
-pub use consumer::{ConsumerSettings, OnError, Persist, PositionAhead, ReadMode, StartFrom};
+pub use consumer::{
+    ConsumerSettings, Instances, OnError, Persist, PositionAhead, ReadMode, StartFrom,
+};
 pub use producer::ProducerSettings;
 pub use root::Settings;
 pub use secret::{ConnectionString, Secret};

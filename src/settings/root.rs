@@ -57,6 +57,10 @@ section! {
         /// How long dialling and greeting one server may take. Unset: the `connectTimeout` of the
         /// connection string, if it says one.
         connect_timeout: Duration = Duration::from_secs(5), "ConnectTimeoutMs", millis(1, 600_000);
+        /// What this instance is called, for people and in claims. Instances of one consumer have names of
+        /// their own, and one that is started again should have the same. Unset: the environment's
+        /// `POD_NAME`, else the name of the machine, and a random id.
+        pod_name: Option<String> = None, "PodName", Opt(Text), set(name: impl Into<String>) Some(name.into());
         /// The deadline of one publish call, all included. Below 1.5 s a call just after an outage may fail
         /// without an attempt, since dials to a server that was down are a second apart.
         publish_timeout: Duration = Duration::from_secs(5), "PublishTimeoutMs",

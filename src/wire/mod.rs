@@ -4,6 +4,7 @@
 //! Reading borrows from the bytes it is given and never trusts a length in them; writing fills
 //! buffers of the caller.
 
+mod claim;
 mod decimal;
 mod entry;
 mod headers;
@@ -15,6 +16,7 @@ mod route;
 pub(crate) mod topic;
 mod trace;
 
+pub(crate) use claim::{Claimant, PRESENCE};
 pub use entry::Malformed;
 pub(crate) use entry::{Entry, Field};
 pub(crate) use headers::pack;

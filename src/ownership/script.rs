@@ -1,0 +1,189 @@
+//! The scripts that owners keep to. Each looks and acts in one step, on the server's clock.
+
+use crate::net::script::Script;
+
+/// One renewal: shows that the instance lives, extends what it holds, claims what is free and meant for it,
+/// and says what it holds that is meant for another.
+///
+/// What is meant for whom is planned anew each time, and alike by every member: what is free goes to
+/// whoever has least, and then whoever has most gives to whoever has least, until nobody could give to
+/// one who has less by two. So the members end up at most one apart, and what has settled stays. Members
+/// that keep to the fair share of the specification, which end their values in no incarnation, are meant
+/// to have that share, and as long as one of them lives nobody gives below it. Nobody is meant to have
+/// more than it takes: what a member does not take it says in a field of its own, `takes:<id>`, as the
+/// most it takes and the partitions it refuses, which goes when its presence goes.
+///
+/// `KEYS`: the ownership hash; the sorted set of expiries that stands beside it where the server has no
+/// expiry of hash fields. `ARGV`: our value; TTL in ms; partitions; our presence field; `f` where fields
+/// expire by themselves, else `s`; `1` for the first renewal of this process; the most we take; then the
+/// partitions we claim and keep whoever they are meant for, and after a `-` those we refuse.
+///
+/// It answers `superseded` and the value of a later process that has our presence; else three texts and
+/// the fields of the hash: what we hold; what of it is meant for another; in how many ms the first field
+/// of another ends (-1: there is none) and how many fields `HLEN` counts now.
+pub(super) const CYCLE: Script = Script {
+    text: r"#!lua flags=allow-oom
+local hash, set = KEYS[1], KEYS[2]
+local me, ttl, n, presence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local by_field, first, most = ARGV[5] == 'f', ARGV[6] == '1', math.min(tonumber(ARGV[7]), n)
+local beyond, dash = {}, 8
+while ARGV[dash] ~= '-' do
+  beyond[tonumber(ARGV[dash])] = true
+  dash = dash + 1
+end
+local now
+if by_field then
+  redis.call('DEL', set)
+else
+  local t = redis.call('TIME')
+  now = t[1] * 1000 + math.floor(t[2] / 1000)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now)) do
+    redis.call('HDEL', hash, name)
+    redis.call('ZREM', set, name)
+  end
+end
+local function extend(name)
+  if by_field then
+    redis.call('HPEXPIRE', hash, ttl, 'FIELDS', 1, name)
+  else
+    redis.call('ZADD', set, now + ttl, name)
+  end
+end
+local function remaining(name)
+  if by_field then return redis.call('HPTTL', hash, 'FIELDS', 1, name)[1] end
+  local score = redis.call('ZSCORE', set, name)
+  return score and score - now or -1
+end
+
+local live = redis.call('HGET', hash, presence)
+if live and live ~= me and not first then return {'superseded', live} end
+if live ~= me then redis.call('HSET', hash, presence, me) end
+extend(presence)
+local takes = 'takes:' .. string.sub(presence, 3)
+if most < n or dash < #ARGV then
+  redis.call('HSET', hash, takes, most .. ' ' .. table.concat(ARGV, ' ', dash + 1))
+  extend(takes)
+elseif redis.call('HDEL', hash, takes) == 1 then
+  redis.call('ZREM', set, takes)
+end
+
+local field, members, by_value, foreign, soonest = {}, {}, {}, false, -1
+local all = redis.call('HGETALL', hash)
+for i = 1, #all, 2 do
+  local name, value = all[i], all[i + 1]
+  field[name] = value
+  if value ~= me and name ~= takes then
+    local left = remaining(name)
+    if left < 0 then
+      extend(name)
+      left = ttl
+    end
+    if soonest < 0 or left < soonest then soonest = left end
+  end
+  if string.sub(name, 1, 2) == 'i:' and not by_value[value] then
+    local m = {id = string.sub(name, 3), value = value, has = 0, gives = {}, most = n, refuses = {}}
+    members[#members + 1], by_value[value] = m, m
+    m.ours = string.find(value, '#%x%x%x%x%x%x%x%x$')
+    foreign = foreign or not m.ours
+  end
+end
+table.sort(members, function(a, b) return a.value < b.value end)
+local keeps = foreign and math.ceil(n / #members) or 0
+for _, m in ipairs(members) do
+  if not m.ours then
+    m.most = keeps
+  elseif field['takes:' .. m.id] then
+    local numbers = string.gmatch(field['takes:' .. m.id], '%d+')
+    m.most = tonumber(numbers() or n)
+    for p in numbers do m.refuses[tonumber(p)] = true end
+  end
+end
+
+local mine, plan = by_value[me], {}
+local function give(p, m)
+  plan[p] = m
+  m.has = m.has + 1
+  if m ~= mine or not beyond[p] then m.gives[#m.gives + 1] = p end
+end
+local function poorest(p)
+  local least
+  for _, m in ipairs(members) do
+    if m.has < m.most and not m.refuses[p] and (not least or m.has < least.has) then least = m end
+  end
+  return least
+end
+local function lighten(m)
+  for i = #m.gives, 1, -1 do
+    local p = m.gives[i]
+    local to = poorest(p)
+    if to and (m.refuses[p] or m.has > m.most or m.has > keeps and to.has + 2 <= m.has) then
+      m.has = m.has - 1
+      table.remove(m.gives, i)
+      give(p, to)
+      return true
+    end
+  end
+end
+for p = 0, n - 1 do
+  local m = by_value[field[tostring(p)]]
+  if m then give(p, m) end
+end
+for p = 0, n - 1 do
+  if not field[tostring(p)] then
+    local wanted = beyond[p] and mine.has < mine.most and not mine.refuses[p]
+    local m = wanted and mine or poorest(p)
+    if m then give(p, m) end
+  end
+end
+local even = {}
+while true do
+  local most_loaded
+  for _, m in ipairs(members) do
+    if not even[m] and (not most_loaded or m.has > most_loaded.has) then most_loaded = m end
+  end
+  if not most_loaded then break end
+  if lighten(most_loaded) then even = {} else even[most_loaded] = true end
+end
+
+local held, surplus = {}, {}
+for p = 0, n - 1 do
+  local name = tostring(p)
+  if not field[name] and plan[p] == mine then
+    redis.call('HSET', hash, name, me)
+    field[name] = me
+    all[#all + 1], all[#all + 2] = name, me
+  end
+  if field[name] == me then
+    extend(name)
+    held[#held + 1] = p
+    if plan[p] ~= mine then surplus[#surplus + 1] = p end
+  end
+end
+return {table.concat(held, ' '), table.concat(surplus, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
+    sha1: "83f3f761fc4848e5c20bec4139f9734e91574b73",
+    commands: "+eval +evalsha +time +hget +hset +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
+};
+
+/// Gives up fields of ours, and none that has come to be another's; with our presence goes what we take.
+/// `KEYS` as for [`CYCLE`]; `ARGV`: our value, then the fields. It answers how many were given up.
+///
+/// Only the thread that renews may run it: to a renewal under way, what was just given up is still ours.
+pub(super) const RELEASE: Script = Script {
+    text: r"#!lua flags=allow-oom
+local gone = 0
+local function drop(name)
+  redis.call('HDEL', KEYS[1], name)
+  redis.call('ZREM', KEYS[2], name)
+end
+for i = 2, #ARGV do
+  local name = ARGV[i]
+  if redis.call('HGET', KEYS[1], name) == ARGV[1] then
+    drop(name)
+    if string.sub(name, 1, 2) == 'i:' then drop('takes:' .. string.sub(name, 3)) end
+    gone = gone + 1
+  end
+end
+return gone",
+    sha1: "d2c3568480e470bb4a6f6d4be1c12ddf8a43126f",
+    commands: "+eval +evalsha +hget +hdel +zrem",
+};
