@@ -197,6 +197,7 @@ pub use handler::{
 };
 pub use monitor::LaneState;
 pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
+pub use ownership::{Member, Ownership, Standing};
 pub use position::Snapshot;
 pub use publish::{
     Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Completion,

@@ -25,6 +25,8 @@ pub enum LaneState {
     /// Its stored position lies ahead of the stream and does not belong to it; it waits for a person to
     /// decide where to go on, as the setting `PositionAhead` says.
     Ahead,
+    /// The claim on its partition may have ended, and it waits until that is made again.
+    Lapsed,
     /// It was told to [`pause`](crate::Consumer::pause).
     Paused,
     /// It has ended.
@@ -32,13 +34,14 @@ pub enum LaneState {
 }
 
 impl LaneState {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Starting,
         Self::Running,
         Self::Blocked,
         Self::Disconnected,
         Self::Refused,
         Self::Ahead,
+        Self::Lapsed,
         Self::Paused,
         Self::Stopped,
     ];
@@ -65,6 +68,8 @@ pub(crate) struct Monitor {
     pub(crate) lost: AtomicU64,
     /// Gaps of which nobody can tell how large they are.
     pub(crate) untold_gaps: AtomicU64,
+    /// Since when the handler call that runs has been running, on the coarse clock; 0 while none does.
+    call_since_ms: AtomicU64,
     /// When the last gap was found, on the coarse clock; 0 while there was none.
     last_gap_ms: AtomicU64,
 }
@@ -93,6 +98,26 @@ impl Monitor {
         match self.since_ms.load(Relaxed) {
             0 => 0,
             since => clock::coarse_ms().saturating_sub(since),
+        }
+    }
+
+    /// A handler call begins, at this moment of the coarse clock.
+    #[inline]
+    pub(crate) fn call_begins(&self, now_ms: u64) {
+        self.call_since_ms.store(now_ms, Relaxed);
+    }
+
+    /// The handler call has ended.
+    #[inline]
+    pub(crate) fn call_ends(&self) {
+        self.call_since_ms.store(0, Relaxed);
+    }
+
+    /// Milliseconds for which the handler call that runs has been running.
+    pub(crate) fn in_call_ms(&self) -> Option<u64> {
+        match self.call_since_ms.load(Relaxed) {
+            0 => None,
+            since => Some(clock::coarse_ms().saturating_sub(since)),
         }
     }
 

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     Admin, ConsumerBuilder, ConsumerSettings, Error, ErrorKind, Forwarder, Health, Idempotency,
-    Outbox, PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore,
+    Instances, Outbox, PartitionStatus, Persist, Publisher, ReadMode, Result, Settings, StateStore,
     Traceparent,
     backoff::jittered,
     batch::{ArenaPool, Filter},
@@ -23,11 +23,14 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
+    ownership::{Lease, Ownership, Terms},
     publish::{
         self, BufferedPublisher, Partitions, PublishCounts, PublishPlan, PublishStatus, Role,
         Subject, TraceHook, ensure,
     },
-    wire::{InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name},
+    wire::{
+        Claimant, InstanceId, Keys, check_consumer, check_scope, check_topic, client_name, pod_name,
+    },
 };
 
 use topics::{Topics, Watch};
@@ -93,6 +96,10 @@ pub(crate) struct Prepared {
     pub(crate) partitions: Arc<Partitions>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
+    /// The claims to be made; `None` where partitions are not claimed.
+    pub(crate) lease: Option<Arc<Lease>>,
+    /// How long a start waits for the first of them.
+    pub(crate) lease_patience: Duration,
     pub(crate) read_plan: Arc<ReadPlan>,
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
@@ -137,7 +144,11 @@ impl Streams {
             }
         };
         settings.heed_connect_timeout(target.connect_timeout());
-        let lookup = |name: &str| env::var(name).ok();
+        let named = settings.pod_name.clone();
+        let lookup = |name: &str| match name {
+            "POD_NAME" if named.is_some() => named.clone(),
+            _ => env::var(name).ok(),
+        };
         let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
         let consumers = Arc::<Consumers>::default();
         let inner = Inner {
@@ -381,11 +392,20 @@ impl Streams {
             .collect()
     }
 
+    /// Who owns the partitions of every consumer that was started here and still has a handle, as was seen
+    /// at the last renewal. Asks no server.
+    pub fn ownership(&self) -> Vec<Ownership> {
+        self.running()
+            .iter()
+            .filter_map(|c| c.ownership())
+            .collect()
+    }
+
     /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that
     /// is held for no longer than it takes to look.
     pub fn health(&self) -> Health {
         let down = Gate::of(&self.inner.target).down();
-        evaluate(&self.partitions(), down.as_deref())
+        evaluate(&self.partitions(), &self.ownership(), down.as_deref())
     }
 
     /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return. From then on no
@@ -475,13 +495,18 @@ impl Streams {
         let (topic, consumer) = (settings.topic.clone(), inner.settings.name_of(&settings));
         check_topic(&topic)?;
         check_consumer(&consumer)?;
-        let name_guard = NameGuard::take(&inner.target, inner.keys.prefix(), &topic, &consumer)?;
+        let name_guard = NameGuard::take(inner, &topic, &consumer)?;
         let partitions = inner
             .topics
             .partitions(&topic, &inner.settings.topic(&topic));
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
         let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
         partitions.learn(starts.len() as u32);
+        let lease = self.lease(&settings, &consumer)?;
+        let store = match &lease {
+            Some(lease) => store.under(lease),
+            None => store,
+        };
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -506,11 +531,38 @@ impl Streams {
             partitions,
             starts,
             store,
+            lease,
+            lease_patience: 2 * self.connect_timeout(),
             target: Arc::clone(&inner.target),
             flush_timeout: self.connect_timeout().min(settings.shutdown_timeout),
             name_guard,
             settings,
         })
+    }
+
+    /// The claims that a consumer makes, if it makes any.
+    fn lease(&self, c: &ConsumerSettings, consumer: &str) -> Result<Option<Arc<Lease>>> {
+        let (inner, topic) = (&*self.inner, &c.topic);
+        if c.instances == Instances::Static {
+            return Err(Error::config("Instances:Mode Static is not available yet"));
+        }
+        let terms = Terms {
+            topic: topic.as_str().into(),
+            consumer: consumer.into(),
+            target: Arc::clone(&inner.target),
+            client_name: client_name(&["streams-leases", topic, consumer, &inner.pod]),
+            connect_timeout: self.connect_timeout(),
+            hash: inner.keys.ownership(topic, consumer),
+            set: inner.keys.expiries(topic, consumer),
+            ttl: c.ttl(),
+            renew: c.renew(),
+            most: c.max_partitions,
+            modulo: c.partition_modulo,
+            remainder: c.partition_remainder,
+            shutdown_timeout: c.shutdown_timeout,
+        };
+        let claimant = Claimant::new(inner.instance, &inner.pod);
+        Ok(Some(Arc::new(Lease::new(terms, claimant))))
     }
 
     fn settle(
@@ -537,6 +589,7 @@ impl Streams {
         let places = Places {
             streams: &streams,
             ownership: &keys.ownership(name, consumer),
+            expiries: &keys.expiries(name, consumer),
             instance: *instance,
             timeout,
         };
@@ -617,7 +670,7 @@ impl WeakStreams {
     }
 }
 
-/// The right to run a consumer of this name in this process.
+/// The right to run this instance of a consumer in this process.
 #[derive(Debug)]
 pub(crate) struct NameGuard(String);
 
@@ -625,15 +678,22 @@ pub(crate) struct NameGuard(String);
 static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 impl NameGuard {
-    fn take(target: &Target, prefix: &str, topic: &str, consumer: &str) -> Result<Self> {
-        let (endpoint, db) = (target.endpoint(), target.db());
-        let name = format!("{endpoint}/{db} {prefix} {{{topic}}} {consumer}");
+    fn take(inner: &Inner, topic: &str, consumer: &str) -> Result<Self> {
+        let Inner {
+            target,
+            keys,
+            instance,
+            ..
+        } = inner;
+        let (endpoint, db, prefix) = (target.endpoint(), target.db(), keys.prefix());
+        let name = format!("{endpoint}/{db} {prefix} {{{topic}}} {consumer} {instance}");
         if NAMES.lock().insert(name.clone()) {
             return Ok(Self(name));
         }
         let what = format!(
             "consumer {consumer:?} of topic {topic:?} runs in this process already, or was stopped and a \
-             handler of it has not returned: stop it first, or give each a distinct Consumer name"
+             handler of it has not returned: stop it first, or give each a distinct Consumer name (or, to be \
+             two instances of one consumer, a distinct PodName)"
         );
         Err(Error::new(ErrorKind::Config, "start", what))
     }

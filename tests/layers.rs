@@ -15,12 +15,12 @@ use std::{
 /// the clock, and a policy decides about the actions that a handler can ask for.
 const LAYERS: [&[&str]; 11] = [
     &["error", "clock", "backoff", "sync"],
-    &["quiet"],
+    &["quiet", "fence"],
     &["settings", "net", "wire"],
     &["batch", "position", "monitor"],
     &["handler"],
     &["policy"],
-    &["publish"],
+    &["publish", "ownership"],
     &["consume"],
     &["observe", "admin"],
     &["fuzzing", "testing"],

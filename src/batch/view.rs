@@ -16,6 +16,7 @@ use serde::Deserialize;
 use crate::{
     batch::{Record, Scratch},
     error::{Error, ErrorKind, Result},
+    fence::Fence,
     net::{
         Interrupt, STOP,
         resp::{Cursor, Span},
@@ -30,13 +31,14 @@ pub(crate) struct Context {
     pub(crate) consumer: Arc<str>,
     pub(crate) partition: u32,
     pub(crate) interrupt: Arc<Interrupt>,
+    pub(crate) fence: Arc<Fence>,
     /// How often the messages in hand have been handed over, this time included.
     pub(crate) attempt: AtomicU32,
 }
 
 impl Context {
     fn is_cancelled(&self) -> bool {
-        self.interrupt.bits() & STOP != 0
+        self.interrupt.bits() & STOP != 0 || !self.fence.holds()
     }
 }
 

@@ -24,6 +24,7 @@ fn context() -> Context {
         consumer: "billing".into(),
         partition: 3,
         interrupt: Arc::default(),
+        fence: Arc::new(Fence::open()),
         attempt: AtomicU32::new(1),
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    lane::{CALLED, Flow, Lane, LaneEnd, PAUSE},
+    lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     resets::RESET,
 };
 
@@ -66,7 +66,9 @@ impl Lane {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
-            if self.context.interrupt.bits() & (CALLED | PAUSE) != 0 {
+            let now_ms = clock::coarse_ms();
+            let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
+            if called || !self.plan.fence.holds_at(now_ms) {
                 match self.heed_signals() {
                     Flow::On => {}
                     away => return away,
@@ -74,8 +76,11 @@ impl Lane {
             }
             attempts.made += 1;
             self.context.attempt.store(attempts.made, Relaxed);
+            self.monitor.call_begins(now_ms);
             let (result, called) = self.call(start);
-            if self.context.interrupt.bits() & RESET != 0 {
+            self.monitor.call_ends();
+            let bits = self.context.interrupt.bits();
+            if bits & (RESET | LOST) != 0 || result.is_err() && !self.plan.fence.holds() {
                 self.count_out(result, &called);
                 return self.heed_signals();
             }
@@ -122,8 +127,8 @@ impl Lane {
         Flow::On
     }
 
-    /// A call ended when a reset waited: it was about what does not count any more, so its result moves
-    /// no position and no policy looks at it.
+    /// A call ended when a reset waited, or when the partition was another's: it was about what does not
+    /// count here any more, so its result moves no position and no policy looks at it.
     fn count_out(&mut self, result: HandlerResult, called: &Called) {
         let Err(failure) = result else {
             count(&self.monitor.handled, called.handed as u64);
@@ -133,7 +138,10 @@ impl Lane {
         count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
         let ids = Ids(&self.reader.records()[called.start..][..called.handed]);
         let why = describe(&failure);
-        log::warn!("{self}: handler failed on {ids}: {why}; a reset decides what comes next");
+        log::warn!(
+            "{self}: handler failed on {ids}: {why}; it does not count, since the partition was reset or is \
+             another's by now"
+        );
     }
 
     /// One handler call, for the messages from `start` on.

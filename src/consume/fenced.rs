@@ -1,23 +1,18 @@
-//! Storing positions under a claim: a script that looks at the claim, the reset marker and the stored
-//! position first, and stores each position only if nothing speaks against it.
+//! Storing positions under a claim: scripts that look at the claim, the reset marker and the stored
+//! position first, and store a position only if nothing speaks against it.
+//!
+//! Ids are compared as texts, for numbers of 64 bits lose their last digits in Lua.
 
-use crate::{
-    net::{
-        resp,
-        script::{Form, Script},
-    },
-    position::Snapshot,
-    wire::{Claimant, InstanceId, POSITION_MAX, PositionValue},
-};
+use crate::net::script::Script;
 
-/// `KEYS`: the ownership hash; the set of expiries beside it; the position hash. `ARGV`: our claim; `f`
-/// where hash fields expire by themselves, else `s`; then a partition and its value, and so on.
+/// `KEYS`: the position hash; the hash of diagnostics; the ownership hash; the set of expiries beside
+/// it. `ARGV`: our claim; `f` where hash fields expire by themselves, else `s`; then a partition, its
+/// value, and its ordinal or nothing, and so on.
 ///
-/// It answers one letter for each, as [`Fate::of`] reads them. Ids are compared as texts, for numbers of
-/// 64 bits lose their last digits here.
-pub(super) const FENCED: Script = Script {
+/// It answers one letter for each, as [`Fate::of`] reads them.
+pub(super) const STORE: Script = Script {
     text: r"#!lua flags=allow-oom
-local hash, set, positions = KEYS[1], KEYS[2], KEYS[3]
+local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local me, by_field = ARGV[1], ARGV[2] == 'f'
 local now
 if not by_field then
@@ -41,7 +36,7 @@ local function behind(value, stored)
   return less(seq, stored_seq)
 end
 local fates = {}
-for i = 3, #ARGV, 2 do
+for i = 3, #ARGV, 3 do
   local p, value, fate = ARGV[i], ARGV[i + 1], 'd'
   local owner = redis.call('HGET', hash, p)
   if owner and not by_field then
@@ -60,13 +55,42 @@ for i = 3, #ARGV, 2 do
       fate = 'b'
     else
       redis.call('HSET', positions, p, value)
+      if ARGV[i + 2] ~= '' then redis.call('HSET', meta, p .. ':ordinal', ARGV[i + 2]) end
     end
   end
   fates[#fates + 1] = fate
 end
 return table.concat(fates)",
-    sha1: "6362b6cf20668a142ecbe85082b5c32f979a44c4",
+    sha1: "c33c3424701dcbfbf61ba03ba72b817db6eb3d3b",
     commands: "+eval +evalsha +time +hget +hset +hexists +zscore",
+};
+
+/// The position of one partition, wherever the stored one is: a reset, or a stream that is another.
+///
+/// `KEYS`: the position hash; the ownership hash; the set of expiries beside it. `ARGV`: our claim, or
+/// nothing where there are none; `f` or `s` as for [`STORE`]; the partition; the value; and the value of
+/// the marker that asks for it, or nothing. It answers a letter as [`STORE`] does; the marker is deleted.
+pub(super) const MOVE: Script = Script {
+    text: r"#!lua flags=allow-oom
+local positions, hash, set = KEYS[1], KEYS[2], KEYS[3]
+local me, by_field, p, value, marker = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5]
+if me ~= '' then
+  local owner = redis.call('HGET', hash, p)
+  if owner and not by_field then
+    local t = redis.call('TIME')
+    local score = redis.call('ZSCORE', set, p)
+    if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
+  end
+  if not owner then return 'm' end
+  if owner ~= me then return 'o' end
+end
+local found = redis.call('HGET', positions, '__reset:' .. p)
+if found and found ~= marker then return 'r' end
+redis.call('HSET', positions, p, value)
+redis.call('HDEL', positions, '__reset:' .. p)
+return 'd'",
+    sha1: "d3f3b9f6286548e12e6ba81a1bf86229de83048c",
+    commands: "+eval +evalsha +time +hget +hset +hdel +zscore",
 };
 
 /// What became of one position.
@@ -76,7 +100,7 @@ pub(super) enum Fate {
     /// Nobody has a claim: it is to be made again.
     Unclaimed,
     /// Another has the claim: nothing of ours counts any more.
-    Owned,
+    Anothers,
     /// A reset waits to be taken.
     Reset,
     /// What is stored lies ahead.
@@ -88,43 +112,21 @@ impl Fate {
         Some(match letter {
             b'd' => Self::Stored,
             b'm' => Self::Unclaimed,
-            b'o' => Self::Owned,
+            b'o' => Self::Anothers,
             b'r' => Self::Reset,
             b'b' => Self::Behind,
             _ => return None,
         })
     }
-}
 
-/// The keys and values that stay the same from one call to the next.
-#[derive(Clone, Debug)]
-pub(crate) struct Fencing {
-    pub(crate) hash: Box<[u8]>,
-    pub(crate) set: Box<[u8]>,
-    pub(crate) claimant: Claimant,
-    pub(crate) by_field: bool,
-}
-
-impl Fencing {
-    /// Adds the command that stores these positions. One reply comes back.
-    pub(super) fn store(
-        &self,
-        out: &mut Vec<u8>,
-        form: Form,
-        positions_key: &[u8],
-        writer: InstanceId,
-        positions: &[(u32, Snapshot)],
-    ) {
-        FENCED.begin(out, form, 3, 2 + 2 * positions.len());
-        resp::arg(out, &self.hash);
-        resp::arg(out, &self.set);
-        resp::arg(out, positions_key);
-        resp::arg(out, self.claimant.as_str().as_bytes());
-        resp::arg(out, if self.by_field { b"f" } else { b"s" });
-        for (p, s) in positions {
-            resp::arg_number(out, u64::from(*p));
-            let value = PositionValue { id: s.id, writer };
-            resp::arg(out, value.encode(&mut [0; POSITION_MAX]));
+    /// Why a position is not stored, for people.
+    pub(super) fn why(self) -> &'static str {
+        match self {
+            Self::Stored => "it is stored",
+            Self::Unclaimed => "the claim is gone from the server, and is made again",
+            Self::Anothers => "another instance owns the partition",
+            Self::Reset => "a reset waits to be taken",
+            Self::Behind => "what is stored lies ahead",
         }
     }
 }

@@ -12,11 +12,13 @@ use crate::{
     Result, clock,
     error::{Error, ErrorKind},
     net::{Connection, Inbox, Interrupt, Target},
+    ownership::Lease,
     position::{Snapshot, Table},
     quiet::{HeldBack, Quiet},
 };
 
 use super::{
+    fenced::Fate,
     resets::Resets,
     store::{GROUP, PositionStore},
 };
@@ -37,6 +39,8 @@ pub(crate) struct Flusher {
     flushed: Arc<Interrupt>,
     connection: Option<Connection>,
     dirty: Vec<(u32, Snapshot)>,
+    /// What became of them.
+    fates: Vec<Fate>,
     /// Of a group, the partitions whose markers are looked for.
     owned: Vec<u32>,
     commands: Vec<u8>,
@@ -45,6 +49,7 @@ pub(crate) struct Flusher {
     announced: Option<Instant>,
     quiet: Quiet,
     quiet_polls: Quiet,
+    quiet_fates: Quiet,
     timeout: Duration,
 }
 
@@ -88,12 +93,14 @@ impl Flusher {
             flushed,
             connection: None,
             dirty: Vec::with_capacity(GROUP),
+            fates: Vec::with_capacity(GROUP),
             owned: Vec::with_capacity(GROUP),
             commands: Vec::with_capacity(GROUP * 256),
             inbox: Inbox::default(),
             announced: None,
             quiet: Quiet::default(),
             quiet_polls: Quiet::default(),
+            quiet_fates: Quiet::default(),
             timeout,
             resets,
             table,
@@ -166,24 +173,77 @@ impl Flusher {
         if self.dirty.is_empty() {
             return true;
         }
-        self.commands.clear();
-        let n = self.store.render(&mut self.commands, &self.dirty);
+        if self
+            .lease()
+            .is_some_and(|lease| !lease.fence().holds_for_certain())
+        {
+            return false; // they may be another's by now, and the lanes are told
+        }
+        self.fates.clear();
         let written = self.ask("store positions", |f, connection| {
-            f.inbox.exchange(connection, &f.commands, n, f.timeout)
+            let Self {
+                store,
+                commands,
+                inbox,
+                dirty,
+                fates,
+                timeout,
+                ..
+            } = f;
+            let each = |_, fate| fates.push(fate);
+            store.store(connection, (commands, inbox), dirty, *timeout, each)
         });
         match written {
             Ok(()) => {
-                for (p, written) in &self.dirty {
-                    self.table.stored(*p, written.version);
-                }
                 self.succeeded();
-                true
+                self.heed_fates(group)
             }
             Err(e) => {
                 self.failed(&e);
                 false
             }
         }
+    }
+
+    /// Draws the conclusions from what became of the positions of a group; true when all are dealt with.
+    fn heed_fates(&mut self, group: usize) -> bool {
+        let (mut all, mut reset, mut disowned) = (true, false, false);
+        for ((p, written), fate) in self.dirty.iter().zip(&self.fates) {
+            match fate {
+                Fate::Stored => self.table.stored(*p, written.version),
+                Fate::Behind => {
+                    // Nothing of it has to be handled again.
+                    self.table.stored(*p, written.version);
+                    if let Some(more) = self.quiet_fates.permit() {
+                        log::warn!(
+                            "{}: position {} of partition {p} is not stored, since what is stored lies \
+                             ahead; somebody else has written it{}",
+                            self.name,
+                            written.id,
+                            HeldBack(more)
+                        );
+                    }
+                    continue;
+                }
+                Fate::Reset => reset = true,
+                Fate::Unclaimed | Fate::Anothers => disowned = true,
+            }
+            if *fate != Fate::Stored {
+                all = false;
+                log::debug!("{}: partition {p} is not stored: {}", self.name, fate.why());
+            }
+        }
+        if let Some(lease) = self.lease().filter(|_| disowned) {
+            lease.look_again();
+        }
+        if reset {
+            self.look_for_resets(group);
+        }
+        all
+    }
+
+    fn lease(&self) -> Option<&Arc<Lease>> {
+        self.store.lease()
     }
 
     /// Finds the reset markers of a group and calls their lanes.

@@ -1,8 +1,10 @@
 //! The loop of one partition: read, hand over, move the position; and come back after any trouble.
 
 use std::{
+    cell::Cell,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, Instant},
 };
@@ -12,7 +14,8 @@ use crate::{
     backoff::{IdleLadder, jittered},
     batch::{ArenaPool, Context},
     clock,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Outcome},
+    fence::Fence,
     handler::panic_text,
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
@@ -22,6 +25,7 @@ use crate::{
 
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
+    fenced::Fate,
     reader::{Brought, ReadPlan, Reader},
     resets::{LaneResets, Marker, RESET, Resets},
     store::{PositionStore, Stored},
@@ -30,6 +34,8 @@ use super::{
 
 /// Set while a lane is to hold still.
 pub(crate) const PAUSE: u32 = 1 << 1;
+/// Set, with [`STOP`], when the partition is not ours any more: what the lane is at does not count.
+pub(crate) const LOST: u32 = 1 << 4;
 /// What calls a lane away from whatever it waits for.
 pub(super) const CALLED: u32 = STOP | RESET;
 
@@ -54,6 +60,8 @@ pub(crate) struct Plan {
     pub(crate) position_ahead: PositionAhead,
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
+    /// Nothing is handed over where it does not hold.
+    pub(crate) fence: Arc<Fence>,
     pub(crate) store: PositionStore,
     pub(crate) resets: Arc<Resets>,
 }
@@ -92,10 +100,14 @@ pub(crate) struct Lane {
     pub(super) watch: Watch,
     pub(super) store: PositionStore,
     pub(super) resets: Arc<LaneResets>,
+    /// Whether the position is the one stored at the server, or what came of it since.
+    pub(super) acquired: Rc<Cell<bool>>,
     /// A reset whose position is not stored yet.
     pub(super) unsettled: Option<Marker>,
     /// In sync modes: a position that is not stored yet.
     unsaved: Option<Snapshot>,
+    /// Whether positions were stored over this connection, so that the server knows how.
+    has_stored: bool,
     pub(super) commands: Vec<u8>,
     pub(super) inbox: Inbox,
     trouble: Option<Trouble>,
@@ -134,11 +146,13 @@ impl Lane {
     /// past the handler's own guard is reported, and the lane begins anew at its position.
     pub(crate) fn run(plan: &Arc<Plan>, seat: &Seat, mut writer: Writer) -> LaneEnd {
         let mut quiet = Quiet::default();
+        // A lane that begins anew after a panic knows more than the server.
+        let acquired = Rc::default();
         let resets = Arc::new(plan.resets.join(seat.partition, &seat.interrupt));
         loop {
             let table = writer.again();
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                let mut lane = Self::new(Arc::clone(plan), seat, &resets, writer);
+                let mut lane = Self::new(Arc::clone(plan), seat, &resets, &acquired, writer);
                 (lane.turns(), lane)
             }));
             let panic = match attempt {
@@ -166,7 +180,13 @@ impl Lane {
         }
     }
 
-    fn new(plan: Arc<Plan>, seat: &Seat, resets: &Arc<LaneResets>, writer: Writer) -> Self {
+    fn new(
+        plan: Arc<Plan>,
+        seat: &Seat,
+        resets: &Arc<LaneResets>,
+        acquired: &Rc<Cell<bool>>,
+        writer: Writer,
+    ) -> Self {
         if let Some(f) = &plan.on_start {
             f(seat.partition);
         }
@@ -188,6 +208,7 @@ impl Lane {
                 consumer: Arc::clone(&seat.consumer),
                 partition: seat.partition,
                 interrupt: Arc::clone(&seat.interrupt),
+                fence: Arc::clone(&plan.fence),
                 attempt: AtomicU32::new(1),
             },
             monitor: Arc::clone(&seat.monitor),
@@ -199,7 +220,9 @@ impl Lane {
             store: plan.store.clone(),
             resets: Arc::clone(resets),
             unsettled: resets.taken(),
+            acquired: Rc::clone(acquired),
             unsaved: None,
+            has_stored: false,
             commands: Vec::with_capacity(256),
             inbox: Inbox::default(),
             trouble: None,
@@ -279,9 +302,11 @@ impl Lane {
 
     fn read(&mut self) -> Result<Brought> {
         self.connect()?;
+        self.acquire()?;
         self.settle_reset()?;
-        if let Some(position) = self.unsaved.filter(|_| self.trouble.is_some()) {
-            // alone, so that a refusal leaves no answer outstanding and the connection can stay
+        let alone = self.trouble.is_some() || !self.has_stored;
+        if let Some(position) = self.unsaved.filter(|_| alone) {
+            // so that a refusal leaves no answer outstanding and the connection can stay
             self.try_save(position)?;
         }
         let mut before = 0;
@@ -295,7 +320,15 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let brought = self.reader.receive(before, self.store.key());
+        let (store, mut fate) = (&self.store, Fate::Stored);
+        let brought = self.reader.receive(before, store.key(), |answer| {
+            store.fates(answer, 1, |_, f| fate = f)?;
+            match fate {
+                Fate::Stored | Fate::Behind => Ok(()),
+                fate => Err(refused(fate)),
+            }
+        });
+        self.heed_fate(fate);
         if before > 0 && self.reader.is_confirmed() {
             self.saved(); // whatever became of the read
         }
@@ -306,6 +339,7 @@ impl Lane {
         if !self.reader.is_connected() {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);
+            self.has_stored = false;
             self.connected_ms = clock::coarse_ms();
             self.watch.reconnected();
         }
@@ -319,6 +353,11 @@ impl Lane {
             let bits = self.context.interrupt.bits();
             if bits & STOP != 0 {
                 return Flow::End(LaneEnd::Stopped);
+            }
+            if !self.plan.fence.holds_for_certain() {
+                self.wait_for_claim();
+                flow = Flow::Anew;
+                continue;
             }
             if bits & RESET != 0 {
                 self.take_reset();
@@ -356,9 +395,20 @@ impl Lane {
     /// Makes this the position, whatever it was. It is not stored.
     pub(super) fn begin_at(&mut self, start: Stored) {
         self.writer.store(start.id, start.ordinal);
+        self.begin_with(start);
+    }
+
+    /// Goes on from this position.
+    pub(super) fn begin_with(&mut self, start: Stored) {
         self.base = start.ordinal;
         self.watch.begin_anew();
         self.unsaved = None;
+    }
+
+    /// What was to be stored is not to be any more.
+    pub(super) fn forget_debts(&mut self) {
+        (self.unsaved, self.unsettled) = (None, None);
+        self.writer.stored(self.writer.load().version);
     }
 
     /// Stores the position now, however often that takes.
@@ -378,22 +428,46 @@ impl Lane {
 
     fn try_save(&mut self, position: Snapshot) -> Result<()> {
         self.connect()?;
-        self.commands.clear();
-        let n = self
-            .store
-            .render(&mut self.commands, &[(self.context.partition, position)]);
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
         };
         let patience = self.plan.read.patience();
-        let saved = self.inbox.exchange(connection, &self.commands, n, patience);
+        let (room, mut fate) = ((&mut self.commands, &mut self.inbox), Fate::Stored);
+        let position = [(self.context.partition, position)];
+        let saved = self
+            .store
+            .store(connection, room, &position, patience, |_, f| fate = f);
         saved.map_err(|e| {
             e.during("store position")
                 .on_key(self.store.key())
                 .at(self.plan.target.endpoint())
         })?;
-        self.saved();
-        Ok(())
+        self.has_stored = true;
+        match fate {
+            Fate::Stored | Fate::Behind => {
+                self.heed_fate(fate);
+                self.saved();
+                Ok(())
+            }
+            fate => Err(self.unstored(fate)),
+        }
+    }
+
+    /// What became of the position concerns others, too.
+    fn heed_fate(&self, fate: Fate) {
+        match (fate, self.store.lease()) {
+            (Fate::Unclaimed | Fate::Anothers, Some(lease)) => lease.look_again(),
+            (Fate::Behind, _) => log::warn!("{self}: {}; somebody else has written it", fate.why()),
+            _ => {}
+        }
+    }
+
+    /// A position was not stored, for this reason.
+    pub(super) fn unstored(&self, fate: Fate) -> Error {
+        self.heed_fate(fate);
+        refused(fate)
+            .on_key(self.store.key())
+            .at(self.plan.target.endpoint())
     }
 
     /// The position that was not is stored now.
@@ -476,6 +550,10 @@ impl Lane {
             self.context.interrupt.sleep(jittered(RETRY), CALLED);
         }
     }
+}
+
+fn refused(fate: Fate) -> Error {
+    Error::new(ErrorKind::Server, "store position", fate.why()).with_outcome(Outcome::NotApplied)
 }
 
 impl fmt::Display for Lane {

@@ -1,7 +1,9 @@
 //! Reading: the loop of one lane, from the socket to the stored position.
 
+mod acquire;
 mod deliver;
 mod extent;
+mod fenced;
 mod flusher;
 mod gap;
 mod lane;
@@ -17,10 +19,10 @@ pub(crate) use deliver::{Classify, Handler, HandlerFactory};
 pub(crate) use extent::{Extent, last_entry};
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
 pub use gap::{Gap, GapCause};
-pub(crate) use lane::{Lane, LaneEnd, PAUSE, Plan, Seat};
+pub(crate) use lane::{LOST, Lane, LaneEnd, PAUSE, Plan, Seat};
 pub(crate) use reader::ReadPlan;
 pub(crate) use resets::Resets;
 pub(crate) use seats::Seats;
-pub(crate) use start::{Places, StartPoint, resolve, resolve_added};
+pub(crate) use start::{Places, StartPoint, extend, resolve};
 pub(crate) use store::{PositionStore, Stored};
 pub(crate) use watch::GapHook;

@@ -10,7 +10,10 @@ use crate::{
     batch::{Arena, ArenaPool, Filter, Index, Progress, Record},
     clock,
     error::{Error, ErrorKind, Outcome},
-    net::{Connection, Interrupt, Target, resp},
+    net::{
+        Connection, Interrupt, Target,
+        resp::{self, Span},
+    },
     wire::ID_MAX,
 };
 
@@ -240,15 +243,24 @@ impl Reader {
     }
 
     /// Receives the replies to `before` commands about `about_key`, then the answer to the request,
-    /// blocking until it is there whole. Afterwards [`records`](Self::records) are the messages.
+    /// blocking until it is there whole. What the first of those replies says has to be accepted, or the
+    /// request is left without an answer. Afterwards [`records`](Self::records) are the messages.
     ///
     /// # Errors
     ///
     /// The connection must be given up after any error but the server's own.
-    pub(crate) fn receive(&mut self, before: usize, about_key: &[u8]) -> Result<Brought> {
+    pub(crate) fn receive(
+        &mut self,
+        before: usize,
+        about_key: &[u8],
+        accept: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<Brought> {
         self.clear();
         self.confirmed = false;
-        let at = self.skip_replies(before, about_key)?;
+        let (at, first) = self.skip_replies(before, about_key)?;
+        if let Some(first) = first {
+            accept(first.of(self.arena.received()))?;
+        }
         self.confirmed = true;
         self.index.clear(at);
         let mut began = None;
@@ -411,10 +423,10 @@ impl Reader {
         Brought::Entries { full: false }
     }
 
-    /// Receives `n` replies that are not entries; returns where they end.
-    fn skip_replies(&mut self, n: usize, key: &[u8]) -> Result<usize> {
+    /// Receives `n` replies that are not entries; returns where they end, and what the first says.
+    fn skip_replies(&mut self, n: usize, key: &[u8]) -> Result<(usize, Option<Span>)> {
         let (mut at, mut began) = (0, None);
-        let mut refused = None;
+        let (mut refused, mut first) = (None, None);
         for _ in 0..n {
             loop {
                 let mut c = resp::Cursor::new(self.arena.received(), at);
@@ -424,7 +436,8 @@ impl Reader {
                         at = c.at();
                         break;
                     }
-                    Ok(resp::Head::Scalar(_) | resp::Head::Text(_)) => {
+                    Ok(resp::Head::Scalar(text) | resp::Head::Text(text)) => {
+                        first.get_or_insert(text);
                         at = c.at();
                         break;
                     }
@@ -435,7 +448,7 @@ impl Reader {
             }
         }
         match refused {
-            None => Ok(at),
+            None => Ok((at, first)),
             // The read that travelled along is still to be answered, by nobody who listens.
             Some(text) => {
                 let text = text.of(self.arena.received());

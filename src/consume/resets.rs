@@ -10,9 +10,14 @@ use std::{collections::BTreeMap, mem, sync::Arc};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use crate::{Result, net::Interrupt, wire::ResetMarker};
+use crate::{
+    Persist, Result, StreamId,
+    error::{Error, ErrorKind},
+    net::Interrupt,
+    wire::ResetMarker,
+};
 
-use super::{lane::Lane, store::Stored};
+use super::{fenced::Fate, lane::Lane, store::Stored};
 
 /// Set while a reset waits for its lane.
 pub(crate) const RESET: u32 = 1 << 3;
@@ -151,6 +156,12 @@ impl LaneResets {
         }
     }
 
+    /// Begins with the reset that the lane has found itself, or with none.
+    pub(super) fn begin_with(&self, marker: Option<&Marker>) {
+        let stage = marker.map_or(Stage::None, |m| Stage::Taken(m.clone()));
+        self.resets.slot(self.partition).stage = stage;
+    }
+
     /// The reset that was taken and is not settled.
     pub(super) fn taken(&self) -> Option<Marker> {
         match &self.resets.slot(self.partition).stage {
@@ -200,15 +211,8 @@ impl Lane {
         let Some(marker) = &self.unsettled else {
             return Ok(());
         };
-        let position = self.writer.load();
-        let (partition, slack) = (self.context.partition, self.plan.read.slack);
-        let Some(connection) = self.reader.connection() else {
-            return Ok(()); // the next turn connects first
-        };
-        let settled = self
-            .store
-            .settle(connection, partition, marker, position.id, slack)?;
-        if settled {
+        let (marker, position) = (marker.clone(), self.writer.load());
+        if self.relocate(Some(&marker), position.id)? {
             self.writer.stored(position.version);
             log::info!(
                 "{self}: reset marker cleared, position {} stored",
@@ -220,6 +224,30 @@ impl Lane {
         self.unsettled = None;
         self.resets.settled();
         Ok(())
+    }
+
+    /// Stores a position wherever the stored one is, for the marker that asks for it if one does. False
+    /// when another marker has come.
+    pub(super) fn relocate(&mut self, marker: Option<&Marker>, to: StreamId) -> Result<bool> {
+        if self.plan.persist == Persist::None {
+            return Ok(true);
+        }
+        let (partition, slack) = (self.context.partition, self.plan.read.slack);
+        let Some(connection) = self.reader.connection() else {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "move the position",
+                "not connected",
+            ));
+        };
+        let fate = self
+            .store
+            .relocate(connection, partition, marker, to, slack)?;
+        match fate {
+            Fate::Stored => Ok(true),
+            Fate::Reset => Ok(false),
+            fate => Err(self.unstored(fate)),
+        }
     }
 }
 

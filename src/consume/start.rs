@@ -7,13 +7,15 @@ use std::{
 
 use crate::{
     Error, Result, StartFrom, StreamId,
-    net::Connection,
-    wire::{InstanceId, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue},
+    net::{
+        Connection,
+        script::{Script, by_hash_first},
+    },
+    wire::{InstanceId, ORDINAL_MAX, Ordinal, PRESENCE},
 };
 
 use super::{
     extent::Extent,
-    resets::Marker,
     store::{Loaded, OnRecord, PositionStore, Stored},
 };
 
@@ -33,6 +35,7 @@ pub(crate) struct StartPoint {
 pub(crate) struct Places<'a> {
     pub(crate) streams: &'a [Box<[u8]>],
     pub(crate) ownership: &'a str,
+    pub(crate) expiries: &'a str,
     pub(crate) instance: InstanceId,
     pub(crate) timeout: Duration,
 }
@@ -66,175 +69,232 @@ const ADDED: Stored = Stored {
 };
 
 /// The position of each partition to begin at. With `store`, a start point other than `Stored` is
-/// applied as a reset: once per consumer, and only while no other instance of it is alive; a reset marker
-/// goes before any of them, and is deleted when its position is stored; and what is not stored yet is stored before this returns, so that `Now` stays what it was.
+/// applied as a reset: once per consumer, and only while no other instance of it is alive; and what is not
+/// stored yet is stored before this returns, so that `Now` stays what it was. Reset markers are left to the
+/// lanes of whoever owns their partitions.
 pub(crate) fn resolve(
     connection: &mut Connection,
     places: &Places<'_>,
     point: StartPoint,
     store: Option<&mut PositionStore>,
 ) -> Result<Vec<Stored>> {
+    let streams = places.streams;
     let Some(store) = store else {
-        let from = point.from;
-        return places
-            .streams
-            .iter()
-            .map(|key| fresh(connection, places, key, from, point))
-            .collect();
+        return all_fresh(connection, places, point);
     };
-    let partitions = places.streams.len() as u32;
-    let OnRecord { positions, known } = store.load(connection, 0..partitions, places.timeout)?;
-    let markers = store.markers(connection, 0..partitions, places.timeout)?;
+    let partitions = streams.len() as u32;
     let label = point.label()?;
-    let reset = match &label {
-        Some(label) => may_reset(connection, places, store, label)?,
-        None => false,
-    };
-    let mut changed = Vec::new();
-    let mut gone = Vec::new();
+    if let Some(label) = &label {
+        let applied = applied(connection, places, store)?;
+        if applied.as_deref() != Some(label.as_bytes()) {
+            let starts = all_fresh(connection, places, point)?;
+            if apply(connection, places, store, label, &starts)? {
+                store.know(connection, partitions, places.timeout)?;
+                return Ok(starts);
+            }
+        }
+    }
+    let OnRecord { positions, known } = store.load(connection, 0..partitions, places.timeout)?;
+    let (mut missing, mut gone) = (Vec::new(), Vec::new());
     let mut starts = Vec::with_capacity(positions.len());
-    for (p, (stored, key)) in positions.into_iter().zip(places.streams).enumerate() {
-        let start = match (&markers[p], stored) {
-            // Somebody's word on this very partition goes before everything else.
-            (Some(marker), _) => marker.start(),
-            (None, Loaded::At(s)) if !reset => s,
-            (None, stored) => {
-                if stored == Loaded::Gone && !reset {
+    let from = if label.is_some() {
+        point.from
+    } else {
+        point.when_missing
+    };
+    for ((p, stored), key) in (0..).zip(positions).zip(streams) {
+        starts.push(match stored {
+            Loaded::At(s) => s,
+            stored => {
+                if stored == Loaded::Gone {
                     gone.push(p);
                 }
-                let from = if label.is_some() {
-                    point.from
-                } else {
-                    point.when_missing
-                };
-                let s = if !reset && known.is_some_and(|n| p as u32 >= n) {
+                let start = if known.is_some_and(|n| p >= n) {
                     ADDED
                 } else {
                     fresh(connection, places, key, from, point)?
                 };
-                changed.push((p, s));
-                s
+                missing.push((p, start));
+                start
             }
-        };
-        starts.push(start);
+        });
     }
     if !gone.is_empty() {
         log::error!(
             "{}: the stored positions of partitions {gone:?} are gone, though they were stored once; they \
-             begin where a new consumer does ({:?}), and what was handled may be handled again, or missed",
+             begin where a new consumer does ({from:?}), and what was handled may be handled again, or missed",
             String::from_utf8_lossy(store.key()),
-            if label.is_some() {
-                point.from
-            } else {
-                point.when_missing
-            },
         );
     }
-    keep(
-        connection,
-        places,
-        store,
-        &changed,
-        label.as_deref().filter(|_| reset),
-    )?;
+    for (p, begun) in begin(connection, store, &missing, places.timeout)? {
+        starts[p as usize] = begun;
+    }
     if known != Some(partitions) {
         store.know(connection, partitions, places.timeout)?;
-    }
-    for (p, marker) in (0..).zip(&markers) {
-        if let Some(marker) = marker {
-            settle(connection, store, p, marker, places.timeout)?;
-        }
     }
     Ok(starts)
 }
 
-/// The position of each partition that was added to a topic while its consumer runs: the beginning, unless
-/// somebody has begun it already. It is stored before this returns. A reset marker goes before both.
-pub(crate) fn resolve_added(
+/// Has partitions begin at their beginning that were added to a topic while its consumer runs, unless
+/// somebody has begun them already. Returns where they begin.
+pub(crate) fn extend(
     connection: &mut Connection,
     store: &PositionStore,
     added: Range<u32>,
     timeout: Duration,
 ) -> Result<Vec<Stored>> {
-    let value = PositionValue {
-        id: StreamId::MIN,
-        writer: store.instance(),
-    };
-    // Only where there is none: another instance may have noticed before, and be further by now.
-    let begin: Vec<_> = added
-        .clone()
-        .map(|p| {
-            let mut cmd = redis::cmd("HSETNX");
-            cmd.arg(store.key()).arg(p);
-            cmd.arg(value.encode(&mut [0; POSITION_MAX]));
-            cmd
-        })
-        .collect();
-    for begun in connection.pipeline(&begin, timeout)? {
-        begun?;
-    }
-    store.know(connection, added.end, timeout)?;
-    let OnRecord { positions, .. } = store.load(connection, added.clone(), timeout)?;
-    let markers = store.markers(connection, added.clone(), timeout)?;
-    let mut starts = Vec::with_capacity(added.len());
-    for ((p, stored), marker) in added.zip(positions).zip(markers) {
-        if let Some(marker) = marker {
-            settle(connection, store, p, &marker, timeout)?;
-            starts.push(marker.start());
-            continue;
-        }
-        starts.push(match stored {
-            Loaded::At(s) if s.id > StreamId::MIN || s.ordinal.is_some() => s,
-            _ => ADDED,
-        });
+    let end = added.end;
+    let missing: Vec<_> = added.map(|p| (p, ADDED)).collect();
+    let begun = begin(connection, store, &missing, timeout)?;
+    store.know(connection, end, timeout)?;
+    let mut starts = vec![ADDED; missing.len()];
+    for (p, start) in begun {
+        let first = missing.first().map_or(0, |(p, _)| *p);
+        starts[(p - first) as usize] = start;
     }
     Ok(starts)
 }
 
-/// Stores the position that a marker asks for at a start and deletes the marker.
-fn settle(
+/// Stores where partitions begin that have no position. Another instance may have begun one of them
+/// meanwhile and be further by now: such a one is left alone and returned, with its position.
+fn begin(
     connection: &mut Connection,
     store: &PositionStore,
-    partition: u32,
-    marker: &Marker,
+    missing: &[(u32, Stored)],
     timeout: Duration,
-) -> Result<()> {
-    let (key, reset) = (String::from_utf8_lossy(store.key()), &marker.reset);
-    log::warn!("{key}: reset marker found at startup for partition {partition}: {reset}");
-    // One that has taken its place meanwhile is found when the lanes run.
-    let target = reset.target;
-    store.settle(connection, partition, marker, target, timeout)?;
-    Ok(())
+) -> Result<Vec<(u32, Stored)>> {
+    let set = |name, p: u32, start: &Stored| {
+        let mut cmd = redis::cmd(name);
+        let value = store.value_of(start.id);
+        cmd.arg(store.key()).arg(p).arg(value);
+        cmd
+    };
+    let begin: Vec<_> = missing.iter().map(|(p, s)| set("HSETNX", *p, s)).collect();
+    let (mut then, mut others) = (Vec::new(), Vec::new());
+    for ((p, start), new) in missing.iter().zip(connection.pipeline(&begin, timeout)?) {
+        let mut is_new = matches!(new?, redis::Value::Int(1));
+        if !is_new {
+            match store.load(connection, *p..*p + 1, timeout)?.positions[0] {
+                Loaded::At(stored) => others.push((*p, stored)),
+                // nobody can read what is there
+                _ => {
+                    then.push(set("HSET", *p, start));
+                    is_new = true;
+                }
+            }
+        }
+        if let Some(entries) = start.ordinal.filter(|_| is_new) {
+            let (id, mut buf) = (start.id, [0; ORDINAL_MAX]);
+            let mut cmd = redis::cmd("HSET");
+            cmd.arg(store.meta_key()).arg(format!("{p}:ordinal"));
+            cmd.arg(Ordinal { id, entries }.encode(&mut buf));
+            then.push(cmd);
+        }
+    }
+    if !then.is_empty() {
+        for done in connection.pipeline(&then, timeout)? {
+            done?;
+        }
+    }
+    Ok(others)
 }
 
-/// Whether the start point is to be applied: it has not been before, and nobody else is at work.
-fn may_reset(
+/// The start point that has been applied.
+fn applied(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    store: &PositionStore,
+) -> Result<Option<Vec<u8>>> {
+    let mut cmd = redis::cmd("HGET");
+    cmd.arg(store.meta_key()).arg(APPLIED);
+    connection.ask(&cmd, places.timeout)
+}
+
+/// Resets the consumer to where `label` says, unless it has been already, or another instance is alive:
+/// in one step, for instances may start at the same moment. Says whether it did.
+fn apply(
     connection: &mut Connection,
     places: &Places<'_>,
     store: &PositionStore,
     label: &str,
+    starts: &[Stored],
 ) -> Result<bool> {
-    let mut cmd = redis::cmd("HGET");
-    cmd.arg(store.meta_key()).arg(APPLIED);
-    let applied: Option<Vec<u8>> = connection.ask(&cmd, places.timeout)?;
-    if applied.as_deref() == Some(label.as_bytes()) {
-        return Ok(false);
+    let ours = format!("{PRESENCE}{}", places.instance);
+    let mut args: Vec<Vec<u8>> = vec![label.into(), ours.into()];
+    for (p, start) in starts.iter().enumerate() {
+        args.push(p.to_string().into());
+        args.push(store.value_of(start.id));
+        let ordinal = start.ordinal.map(|entries| {
+            let id = start.id;
+            Ordinal { id, entries }
+                .encode(&mut [0; ORDINAL_MAX])
+                .to_vec()
+        });
+        args.push(ordinal.unwrap_or_default());
     }
-    let mut cmd = redis::cmd("HKEYS");
-    cmd.arg(places.ownership);
-    let fields: Vec<Vec<u8>> = connection.ask(&cmd, places.timeout)?;
-    let ours = format!("i:{}", places.instance);
-    let other = fields
+    let refused = by_hash_first(|form| {
+        let (name, script) = RESET_TO.named(form);
+        let mut cmd = redis::cmd(name);
+        cmd.arg(script)
+            .arg(4)
+            .arg(store.key())
+            .arg(store.meta_key());
+        cmd.arg(places.ownership).arg(places.expiries).arg(&args);
+        connection.ask::<String>(&cmd, places.timeout)
+    });
+    let refused = refused.map_err(|e| {
+        let key = String::from_utf8_lossy(store.key());
+        let keys = [&*key, places.ownership, places.expiries];
+        RESET_TO.saying_what_to_grant(e.during("apply StartFrom"), &keys)
+    })?;
+    match refused.strip_prefix(PRESENCE) {
+        Some(other) => log::warn!(
+            "{}: StartFrom {label} is not applied while another instance ({other}) is present",
+            places.ownership
+        ),
+        None if refused.is_empty() => return Ok(true),
+        None => {} // another was quicker
+    }
+    Ok(false)
+}
+
+/// `KEYS`: the position hash; the hash of diagnostics; the ownership hash; the set of expiries beside it.
+/// `ARGV`: what is applied; our presence field; then a partition, its value, and its ordinal or nothing,
+/// and so on. It answers nothing when it was done, the presence of another instance that is alive, or
+/// `done` when it had been done before.
+const RESET_TO: Script = Script {
+    text: r"#!lua flags=allow-oom
+local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if redis.call('HGET', meta, 'startFrom') == ARGV[1] then return 'done' end
+for _, name in ipairs(redis.call('HKEYS', hash)) do
+  if string.sub(name, 1, 2) == 'i:' and name ~= ARGV[2] then
+    local score = redis.call('ZSCORE', set, name)
+    if not score or tonumber(score) > now then return name end
+  end
+end
+for i = 3, #ARGV, 3 do
+  redis.call('HSET', positions, ARGV[i], ARGV[i + 1])
+  if ARGV[i + 2] ~= '' then redis.call('HSET', meta, ARGV[i] .. ':ordinal', ARGV[i + 2]) end
+end
+redis.call('HSET', meta, 'startFrom', ARGV[1])
+return ''",
+    sha1: "f0ffea3d194f3752ea50ce358ae25f915ab627d5",
+    commands: "+eval +evalsha +time +hget +hset +hkeys +zscore",
+};
+
+/// Where everything begins that nothing is stored of.
+fn all_fresh(
+    connection: &mut Connection,
+    places: &Places<'_>,
+    point: StartPoint,
+) -> Result<Vec<Stored>> {
+    places
+        .streams
         .iter()
-        .find(|f| f.starts_with(b"i:") && **f != ours.as_bytes());
-    if let Some(other) = other {
-        log::warn!(
-            "{}: StartFrom {label} is not applied while another instance ({}) is present",
-            places.ownership,
-            String::from_utf8_lossy(&other[2..])
-        );
-    }
-    Ok(other.is_none())
+        .map(|key| fresh(connection, places, key, point.from, point))
+        .collect()
 }
 
 /// A start that does not depend on what is stored.
@@ -285,49 +345,4 @@ fn gone_before(connection: &mut Connection, key: &[u8], timeout: Duration) -> Re
         Err(e) if e.keeps_connection() && !e.is_retryable() => Ok(None),
         gone => gone,
     }
-}
-
-/// Stores the starts that `changed` and, under `label`, that the start point was applied.
-fn keep(
-    connection: &mut Connection,
-    places: &Places<'_>,
-    store: &PositionStore,
-    changed: &[(usize, Stored)],
-    label: Option<&str>,
-) -> Result<()> {
-    if !changed.is_empty() {
-        let mut cmd = redis::cmd("HSET");
-        cmd.arg(store.key());
-        for (p, s) in changed {
-            let value = PositionValue {
-                id: s.id,
-                writer: places.instance,
-            };
-            cmd.arg(*p).arg(value.encode(&mut [0; POSITION_MAX]));
-        }
-        connection.call(&cmd, places.timeout)?;
-        let mut ordinals = redis::cmd("HSET");
-        ordinals.arg(store.meta_key());
-        let known = changed
-            .iter()
-            .filter_map(|(p, s)| Some((p, s.id, s.ordinal?)));
-        let mut any = false;
-        for (p, id, entries) in known {
-            let ordinal = Ordinal { id, entries };
-            ordinals
-                .arg(format!("{p}:ordinal"))
-                .arg(ordinal.encode(&mut [0; ORDINAL_MAX]));
-            any = true;
-        }
-        if any {
-            connection.call(&ordinals, places.timeout)?;
-        }
-    }
-    // Last: a start that was cut off before is applied again.
-    if let Some(label) = label {
-        let mut cmd = redis::cmd("HSET");
-        cmd.arg(store.meta_key()).arg(APPLIED).arg(label);
-        connection.call(&cmd, places.timeout)?;
-    }
-    Ok(())
 }

@@ -3,42 +3,34 @@
 use std::{
     fmt::{self, Write as _},
     ops::Range,
+    sync::Arc,
     time::Duration,
 };
 
 use crate::{
     Error, Result, StreamId,
     clock::{self, RoundTrip},
-    error::ServerClass,
+    error::{ErrorKind, ServerClass},
     net::{
-        Connection, resp,
-        script::{Script, by_hash_first},
+        Connection, Inbox, resp,
+        script::{Form, by_hash_first},
     },
+    ownership::Lease,
     position::Snapshot,
     wire::{InstanceId, Keys, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue, ResetMarker},
 };
 
-use super::{extent::Extent, resets::Marker};
+use super::{
+    extent::Extent,
+    fenced::{Fate, MOVE, STORE},
+    resets::Marker,
+};
 
 /// At most so many partitions are written by one command: a larger one would hold the server up.
 pub(crate) const GROUP: usize = 16;
 
 /// Diagnostics go along with every so manieth flush.
 const DIAGNOSTICS_EVERY: u32 = 10;
-
-/// Key: the position hash. Arguments: the marker's field and the value it was found with, the position's
-/// field and its new value. Stores the position and deletes the marker, unless another has taken its
-/// place; says whether it did.
-pub(super) const SETTLE: Script = Script {
-    text: "#!lua flags=allow-oom
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-if found and found ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
-redis.call('HDEL', KEYS[1], ARGV[1])
-return 1",
-    sha1: "fbd6798ae00d39939a2b5548f4b3298470447937",
-    commands: "+eval +evalsha +hget +hset +hdel",
-};
 
 /// The field of the meta hash that says how many partitions of the topic the consumer has known. Those
 /// beyond were added later: nothing of them was passed over, whatever a start point says.
@@ -49,7 +41,11 @@ const KNOWN: &str = "partitions";
 pub(crate) struct PositionStore {
     positions_key: Box<[u8]>,
     meta_key: Box<[u8]>,
+    ownership_key: Box<[u8]>,
+    expiries_key: Box<[u8]>,
     instance: InstanceId,
+    /// What writes are made under; `None` where partitions are not claimed.
+    lease: Option<Arc<Lease>>,
     flushes: u32,
     text: String,
 }
@@ -84,10 +80,24 @@ impl PositionStore {
         Self {
             positions_key: keys.positions(topic, consumer).into_bytes().into(),
             meta_key: keys.positions_meta(topic, consumer).into_bytes().into(),
+            ownership_key: keys.ownership(topic, consumer).into_bytes().into(),
+            expiries_key: keys.expiries(topic, consumer).into_bytes().into(),
             instance,
+            lease: None,
             flushes: 0,
             text: String::with_capacity(128),
         }
+    }
+
+    /// From now on nothing is written but under the claims of this lease.
+    pub(crate) fn under(mut self, lease: &Arc<Lease>) -> Self {
+        self.lease = Some(Arc::clone(lease));
+        self
+    }
+
+    /// What writes are made under; `None` where partitions are not claimed.
+    pub(crate) fn lease(&self) -> Option<&Arc<Lease>> {
+        self.lease.as_ref()
     }
 
     pub(crate) fn instance(&self) -> InstanceId {
@@ -184,44 +194,51 @@ impl PositionStore {
         Ok(values.into_iter().map(parse).collect())
     }
 
-    /// Ends a reset: stores the position and deletes the marker that it was found by, in one step.
-    /// False, and nothing was done, when another marker has taken its place.
-    pub(crate) fn settle(
+    /// Moves a position to wherever it is to be, be it back, and deletes the marker that asks for it.
+    /// Blocks for one round trip, or two.
+    pub(super) fn relocate(
         &self,
         connection: &mut Connection,
         partition: u32,
-        marker: &Marker,
+        marker: Option<&Marker>,
         position: StreamId,
         timeout: Duration,
-    ) -> Result<bool> {
-        let field = format!("{}{partition}", ResetMarker::FIELD);
+    ) -> Result<Fate> {
         let value = PositionValue {
             id: position,
             writer: self.instance,
         };
         let (number, mut buf) = (partition.to_string(), [0; POSITION_MAX]);
         let value = value.encode(&mut buf);
-        let args = [field.as_bytes(), &marker.value, number.as_bytes(), value];
-        let settled = by_hash_first(|form| {
-            let cmd = SETTLE.on_key(form, &self.positions_key, &args);
-            connection.ask::<u8>(&cmd, timeout)
+        let (me, mode) = self.claim();
+        let marker = marker.map_or(&b""[..], |m| &m.value);
+        let moved = by_hash_first(|form| {
+            let (name, script) = MOVE.named(form);
+            let mut cmd = redis::cmd(name);
+            cmd.arg(script).arg(3).arg(self.key());
+            cmd.arg(&*self.ownership_key).arg(&*self.expiries_key);
+            cmd.arg(me).arg(mode).arg(&*number).arg(value).arg(marker);
+            connection.ask::<String>(&cmd, timeout)
         });
-        let about = |e: Error| e.during("store the position of a reset").on_key(self.key());
-        match settled {
-            Ok(done) => Ok(done == 1),
-            Err(e) if e.server_class() == Some(ServerClass::NoPermission) => {
+        let about = |e: Error| e.during("move the position").on_key(self.key());
+        match moved {
+            Ok(letter) => only_fate(letter.as_bytes()).map_err(about),
+            Err(e)
+                if self.lease.is_none() && e.server_class() == Some(ServerClass::NoPermission) =>
+            {
                 let e =
-                    about(SETTLE.saying_what_to_grant(e, &[&String::from_utf8_lossy(self.key())]));
-                log::warn!("{e}; the marker is deleted without a look, as peers do");
+                    about(MOVE.saying_what_to_grant(e, &[&String::from_utf8_lossy(self.key())]));
+                log::warn!("{e}; done without a look, as peers do");
                 let mut store = redis::cmd("HSET");
                 store.arg(self.key()).arg(&*number).arg(value);
                 let mut delete = redis::cmd("HDEL");
-                delete.arg(self.key()).arg(&*field);
+                delete.arg(self.key());
+                delete.arg(format!("{}{partition}", ResetMarker::FIELD));
                 let done = connection.pipeline(&[store, delete], timeout)?;
                 done.into_iter()
                     .collect::<Result<Vec<_>>>()
                     .map_err(about)?;
-                Ok(true)
+                Ok(Fate::Stored)
             }
             Err(e) => Err(about(e)),
         }
@@ -255,43 +272,93 @@ impl PositionStore {
         self.arg(out, format_args!("{partition}:stream"));
     }
 
-    /// Renders the commands that store these positions. Returns how many replies to expect.
-    pub(crate) fn render(&mut self, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
+    /// Stores positions. `each` is told what became of which. Blocks for one round trip, or two when the
+    /// server has to be told a script; `commands` and `inbox` are room to work in.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal. After any other error the connection must be given up.
+    pub(super) fn store(
+        &mut self,
+        connection: &mut Connection,
+        (commands, inbox): (&mut Vec<u8>, &mut Inbox),
+        positions: &[(u32, Snapshot)],
+        timeout: Duration,
+        mut each: impl FnMut(usize, Fate),
+    ) -> Result<()> {
+        by_hash_first(|form| {
+            commands.clear();
+            let n = self.render_as(form, commands, positions);
+            let mut told = Ok(());
+            inbox.exchange(connection, commands, n, timeout, |i, reply| {
+                if i == 0 {
+                    told = self.fates(reply, positions.len(), &mut each);
+                }
+            })?;
+            told
+        })
+    }
+
+    /// Renders the commands that store these positions, for a server that knows the script if one is
+    /// needed. Returns how many replies to expect; [`fates`](Self::fates) reads the first.
+    pub(super) fn render(&mut self, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
+        self.render_as(Form::Known, out, positions)
+    }
+
+    /// What became of `n` positions, by the first reply to what was rendered.
+    pub(super) fn fates(
+        &self,
+        reply: &[u8],
+        n: usize,
+        mut each: impl FnMut(usize, Fate),
+    ) -> Result<()> {
+        if self.lease.is_none() {
+            (0..n).for_each(|i| each(i, Fate::Stored));
+            return Ok(());
+        }
+        if reply.len() != n {
+            return Err(not_fates());
+        }
+        for (i, letter) in reply.iter().enumerate() {
+            each(i, Fate::of(*letter).ok_or_else(not_fates)?);
+        }
+        Ok(())
+    }
+
+    fn render_as(&mut self, form: Form, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
         let diagnostics = self.flushes.is_multiple_of(DIAGNOSTICS_EVERY);
         self.flushes = self.flushes.wrapping_add(1);
-        resp::command(out, 2 + 2 * positions.len());
-        resp::arg(out, b"HSET");
-        resp::arg(out, &self.positions_key);
-        for (p, s) in positions {
-            resp::arg_number(out, u64::from(*p));
-            resp::arg(
-                out,
-                PositionValue {
-                    id: s.id,
-                    writer: self.instance,
-                }
-                .encode(&mut [0; POSITION_MAX]),
-            );
+        let mut replies = 1;
+        if self.lease.is_some() {
+            self.render_script(form, out, positions);
+        } else {
+            resp::command(out, 2 + 2 * positions.len());
+            resp::arg(out, b"HSET");
+            resp::arg(out, &self.positions_key);
+            for (p, s) in positions {
+                resp::arg_number(out, u64::from(*p));
+                self.value(out, *s);
+            }
         }
-        let ordinals = positions
-            .iter()
-            .filter(|(_, s)| s.ordinal.is_some())
-            .count();
+        let ordinals = match self.lease {
+            None => positions
+                .iter()
+                .filter(|(_, s)| s.ordinal.is_some())
+                .count(),
+            Some(_) => 0, // they went with the positions
+        };
         let fields = ordinals + if diagnostics { 2 * positions.len() } else { 0 };
         if fields == 0 {
-            return 1;
+            return replies;
         }
+        replies += 1;
         resp::command(out, 2 + 2 * fields);
         resp::arg(out, b"HSET");
         resp::arg(out, &self.meta_key);
         for (p, s) in positions {
-            if let Some(n) = s.ordinal {
+            if ordinals > 0 && s.ordinal.is_some() {
                 self.arg(out, format_args!("{p}:ordinal"));
-                let ordinal = Ordinal {
-                    id: s.id,
-                    entries: n,
-                };
-                resp::arg(out, ordinal.encode(&mut [0; ORDINAL_MAX]));
+                ordinal(out, *s);
             }
             if diagnostics {
                 self.arg(out, format_args!("{p}:updatedUtc"));
@@ -300,7 +367,49 @@ impl PositionStore {
                 resp::arg(out, &self.instance.encode());
             }
         }
-        2
+        replies
+    }
+
+    fn render_script(&self, form: Form, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) {
+        STORE.begin(out, form, 4, 2 + 3 * positions.len());
+        resp::arg(out, &self.positions_key);
+        resp::arg(out, &self.meta_key);
+        resp::arg(out, &self.ownership_key);
+        resp::arg(out, &self.expiries_key);
+        let (me, mode) = self.claim();
+        resp::arg(out, me.as_bytes());
+        resp::arg(out, mode.as_bytes());
+        for (p, s) in positions {
+            resp::arg_number(out, u64::from(*p));
+            self.value(out, *s);
+            ordinal(out, *s);
+        }
+    }
+
+    fn value(&self, out: &mut Vec<u8>, position: Snapshot) {
+        let value = PositionValue {
+            id: position.id,
+            writer: self.instance,
+        };
+        resp::arg(out, value.encode(&mut [0; POSITION_MAX]));
+    }
+
+    /// A position as it is stored, for where a few allocations do not matter.
+    pub(super) fn value_of(&self, id: StreamId) -> Vec<u8> {
+        let value = PositionValue {
+            id,
+            writer: self.instance,
+        };
+        value.encode(&mut [0; POSITION_MAX]).to_vec()
+    }
+
+    /// Our claim, or nothing where there are none, and how claims end on this server.
+    fn claim(&self) -> (&str, &'static str) {
+        match &self.lease {
+            Some(lease) if lease.by_field() => (lease.claimant().as_str(), "f"),
+            Some(lease) => (lease.claimant().as_str(), "s"),
+            None => ("", "s"),
+        }
     }
 
     /// Adds an argument rendered in a reused buffer.
@@ -309,6 +418,30 @@ impl PositionStore {
         let _ = self.text.write_fmt(text);
         resp::arg(out, self.text.as_bytes());
     }
+}
+
+/// Adds a position's ordinal, or nothing where none is known.
+fn ordinal(out: &mut Vec<u8>, position: Snapshot) {
+    match position.ordinal {
+        Some(entries) => {
+            let id = position.id;
+            resp::arg(out, Ordinal { id, entries }.encode(&mut [0; ORDINAL_MAX]));
+        }
+        None => resp::arg(out, b""),
+    }
+}
+
+/// The fate of the only position that was asked about.
+fn only_fate(reply: &[u8]) -> Result<Fate> {
+    match reply {
+        [letter] => Fate::of(*letter).ok_or_else(not_fates),
+        _ => Err(not_fates()),
+    }
+}
+
+fn not_fates() -> Error {
+    let what = "the answer is none of the script's";
+    Error::new(ErrorKind::Protocol, "store positions", what)
 }
 
 #[cfg(test)]
@@ -354,15 +487,19 @@ mod tests {
             let marker = Marker::parse(marker.as_bytes()).unwrap();
             let to = StreamId::new(to, 0);
             let connection = &mut self.connection;
-            self.store.settle(connection, 0, &marker, to, LONG).unwrap()
+            let fate = self
+                .store
+                .relocate(connection, 0, Some(&marker), to, LONG)
+                .unwrap();
+            fate == Fate::Stored
         }
     }
 
     #[test]
     fn the_server_knows_the_script_by_its_hash() {
         let scene = Scene::new();
-        let known = scene.server.command(&["SCRIPT", "LOAD", SETTLE.text]);
-        assert_eq!(known.unwrap().text(), SETTLE.sha1, "{}", SETTLE.text);
+        let known = scene.server.command(&["SCRIPT", "LOAD", MOVE.text]);
+        assert_eq!(known.unwrap().text(), MOVE.sha1, "{}", MOVE.text);
     }
 
     #[test]

@@ -250,8 +250,7 @@ impl Lane {
                 first,
                 at,
             } => {
-                self.report_gap(cause, lost, first, at.id);
-                self.go_on_at(at);
+                self.go_on_at(at, |lane| lane.report_gap(cause, lost, first, at.id))?;
             }
             Verdict::Ahead => {
                 let at = match self.plan.position_ahead {
@@ -265,8 +264,9 @@ impl Lane {
                         ordinal: Some(now.added),
                     },
                 };
-                self.report_gap(GapCause::Ahead, None, None, at.id);
-                self.go_on_at(at);
+                self.go_on_at(at, |lane| {
+                    lane.report_gap(GapCause::Ahead, None, None, at.id)
+                })?;
             }
         }
         self.watch.footing = Footing::Firm;
@@ -291,7 +291,8 @@ impl Lane {
         if let Some(connection) = self.reader.connection() {
             let patience = self.plan.read.slack;
             // A connection that broke over it shows with the read that follows.
-            let _ = self.inbox.exchange(connection, &self.commands, 1, patience);
+            let (inbox, commands) = (&mut self.inbox, &self.commands);
+            let _ = inbox.exchange(connection, commands, 1, patience, |_, _| {});
         }
     }
 
@@ -349,13 +350,20 @@ impl Lane {
     }
 
     /// Goes on at a place that need not be the one it came to: the one way in which a position goes back
-    /// without having been told to.
-    fn go_on_at(&mut self, at: Place) {
+    /// without having been told to, so that it is stored before anything else. `told` is what is said
+    /// about it, once it is settled.
+    fn go_on_at(&mut self, at: Place, told: impl FnOnce(&mut Self)) -> Result<()> {
+        let moves = at.id != self.reader.cursor();
+        if at.id < self.reader.cursor() {
+            self.relocate(None, at.id)?;
+        }
+        told(self);
         self.base = at.ordinal;
-        if at.id != self.reader.cursor() {
+        if moves {
             self.reader.move_to(at.id);
             self.store_position(at.id, 0);
         }
+        Ok(())
     }
 
     /// The stored position is gone, though it was stored: it is stored anew from memory.

@@ -22,6 +22,7 @@ use crate::{
     consume::{
         Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
     },
+    fence::Fence,
     handler::DecodedBy,
     position::Table,
     streams::Prepared,
@@ -406,7 +407,8 @@ impl<H> ConsumerBuilder<H> {
 }
 
 impl ConsumerBuilder<HasHandler> {
-    /// Starts one lane per partition and returns once they run. The topic is created if it is missing,
+    /// Joins the instances of the consumer, starts one lane for each partition that is this one's, and
+    /// returns once they run; which they are changes as instances come and go. The topic is created if it is missing,
     /// and where to begin is settled (and stored, unless `Persist` is `None`) before this returns.
     ///
     /// Blocks for a few round trips; while the server says that it is loading its data, up to
@@ -436,6 +438,8 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             starts,
             store,
+            lease,
+            lease_patience,
             read_plan,
             pool,
             target,
@@ -444,7 +448,12 @@ impl ConsumerBuilder<HasHandler> {
             name_guard,
         } = streams.prepare(&settings)?;
         let resets = Arc::new(Resets::default());
+        let fence = match &lease {
+            Some(lease) => Arc::clone(lease.fence()),
+            None => Arc::new(Fence::open()),
+        };
         let plan = Plan {
+            fence,
             read: read_plan,
             read_ahead: settings.reads_ahead(),
             idle_cap: settings.max_idle_delay,
@@ -465,6 +474,11 @@ impl ConsumerBuilder<HasHandler> {
             name: Arc::clone(&seats.consumer),
             partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
+            begins: Mutex::new(starts),
+            leases: OnceLock::new(),
+            awaited: Mutex::default(),
+            stalled: settings.stalled,
+            hand_over_when_stalled: settings.hand_over_when_stalled,
             resets: Arc::clone(&resets),
             lanes: Lanes::new(Outfit {
                 plan: Arc::new(plan),
@@ -506,14 +520,10 @@ impl ConsumerBuilder<HasHandler> {
             running.spawn_flusher(flusher, rhythm)?;
         }
         streams.register(&running);
-        for (p, start) in (0..).zip(&starts) {
-            running.start_lane(p, *start)?;
+        match lease {
+            Some(lease) => running.spawn_leases(lease, lease_patience)?,
+            None => (0..running.table.len()).try_for_each(|p| running.start_lane(p))?,
         }
-        log::info!(
-            "{running}: {} lanes started, instance {}",
-            starts.len(),
-            streams.instance()
-        );
         Ok(consumer)
     }
 }

@@ -1,7 +1,7 @@
 //! The lanes of a running consumer, which come and go one by one.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     sync::{
         Arc,
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::FailHook;
 use crate::{
-    Error, ErrorKind, LaneState, Result,
+    Error, ErrorKind, LaneState, Result, clock,
     consume::{PAUSE, Plan, Seat, Seats},
     monitor::Monitor,
     net::STOP,
@@ -109,12 +109,31 @@ impl Lanes {
         self.0.lock().outfit.clone()
     }
 
-    /// Tells a lane to end and to leave.
-    pub(super) fn dismiss(&self, partition: u32) -> Option<Arc<Lane>> {
-        let lane = self.get(partition)?;
+    /// Tells a lane to end and to leave, by these bits. False when there is none that has not ended; one
+    /// that has leaves at once.
+    pub(super) fn dismiss(&self, partition: u32, bits: u32) -> bool {
+        let Some(lane) = self.get(partition) else {
+            return false;
+        };
         lane.leaves.store(true, Ordering::Relaxed);
-        lane.seat.interrupt.cut(STOP);
-        Some(lane)
+        lane.seat.interrupt.cut(bits);
+        let ended = lane.has_ended();
+        if ended {
+            self.has_ended(&lane);
+        }
+        !ended
+    }
+
+    /// Whether a partition has a lane whose thread has not ended.
+    pub(super) fn is_running(&self, partition: u32) -> bool {
+        self.get(partition).is_some_and(|lane| !lane.has_ended())
+    }
+
+    /// The partitions of those that are like this.
+    pub(super) fn those(&self, like: impl Fn(&Arc<Lane>) -> bool) -> BTreeSet<u32> {
+        let state = self.0.lock();
+        let those = state.here.values().filter(|lane| like(lane));
+        those.map(|lane| lane.seat.partition).collect()
     }
 
     /// What is to be done when a lane has ended: it may have to leave.
@@ -194,6 +213,16 @@ impl State {
 impl Lane {
     pub(super) fn state(&self) -> LaneState {
         self.seat.monitor.state()
+    }
+
+    /// Whether it was told to leave.
+    pub(super) fn leaves(&self) -> bool {
+        self.leaves.load(Ordering::Relaxed)
+    }
+
+    /// Whether its thread has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.by(clock::now())
     }
 }
 

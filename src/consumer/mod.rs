@@ -3,8 +3,6 @@
 mod builder;
 mod lanes;
 mod running;
-#[cfg(all(test, not(loom)))]
-mod tests;
 
 use std::{
     fmt,
@@ -13,15 +11,13 @@ use std::{
 };
 
 use crate::{
-    Error, ErrorKind, LaneState, PartitionStatus, Result, Snapshot, StreamId, Streams,
+    Error, ErrorKind, LaneState, Ownership, PartitionStatus, Result, Snapshot, StreamId, Streams,
     consume::{PAUSE, last_entry},
     net::{Deadline, Interrupt, STOP},
 };
 
 pub use builder::{ConsumerBuilder, HasHandler, NoHandler};
 use lanes::Lane;
-#[cfg(test)]
-use running::Left;
 pub(crate) use running::Running;
 
 /// What a user wants to be told when `OnError: Fail` ends a consumer.
@@ -117,7 +113,17 @@ impl Consumer {
         Some(self.running.table.load(lane.seat.partition))
     }
 
-    /// A snapshot of every partition.
+    /// The partitions that this instance owns now, ascending; they change as instances come and go.
+    pub fn owned(&self) -> Vec<u32> {
+        self.ownership().map(|o| o.owned).unwrap_or_default()
+    }
+
+    /// Who owns what, as was seen at the last renewal. Asks no server.
+    pub fn ownership(&self) -> Option<Ownership> {
+        self.running.ownership()
+    }
+
+    /// A snapshot of every partition of this instance.
     pub fn partitions(&self) -> Vec<PartitionStatus> {
         self.running.statuses().collect()
     }

@@ -1,6 +1,7 @@
 //! What the threads of a running consumer and its handles have in common, and how it all ends.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -19,8 +20,9 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
-    consume::{self, FLUSH, Flusher, LaneEnd, PAUSE, Resets, Rhythm, Stored, resolve_added},
+    consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Resets, Rhythm, Stored},
     net::{Connection, Interrupt, STOP},
+    ownership::{self, Lease, Ownership},
     position::Table,
     publish::Partitions,
     streams::NameGuard,
@@ -54,8 +56,17 @@ pub(crate) struct Running {
     pub(super) flush_interrupt: Arc<Interrupt>,
     /// Woken by the flusher when it has done what it was asked to.
     pub(super) flushed: Arc<Interrupt>,
+    /// Where partitions begin of which nothing is stored.
+    pub(super) begins: Mutex<Vec<Stored>>,
     /// Empty where positions are not stored.
     pub(super) flusher: OnceLock<Ended>,
+    /// Empty where partitions are not claimed.
+    pub(super) leases: OnceLock<Leases>,
+    /// Partitions that were taken while their lane of before had not ended.
+    pub(super) awaited: Mutex<BTreeSet<u32>>,
+    /// From when on a handler that does not come back is stalled; zero: never.
+    pub(super) stalled: Duration,
+    pub(super) hand_over_when_stalled: bool,
     /// Of lanes that ended some may be missing.
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     /// Whether `OnError: Fail` has ended it.
@@ -66,16 +77,10 @@ pub(crate) struct Running {
     pub(super) guard: Mutex<Option<NameGuard>>,
 }
 
-/// What has become of a lane that was told to stop.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "only a lane that is gone may be started elsewhere"]
-pub(crate) enum Left {
-    /// It has ended and its position is stored: whoever begins there misses nothing and repeats nothing.
-    Gone,
-    /// It has ended, but its position is not stored yet; that goes on being tried.
-    Unstored,
-    /// Its handler has not returned.
-    StillRunning,
+/// The claims of this instance, and the end of the thread that keeps them.
+pub(super) struct Leases {
+    pub(super) lease: Arc<Lease>,
+    pub(super) ended: Ended,
 }
 
 impl Running {
@@ -111,24 +116,29 @@ impl Running {
             }
             *running.unsaved.lock() = unsaved;
             drop(alive);
+            if let Some(leases) = running.leases.get() {
+                leases.lease.hear();
+            }
         })
     }
 
-    /// Starts the lane of a partition that has none, or whose lane has ended, at the position that is
-    /// stored at the server. Others are not disturbed. Any thread may call it; it waits for nothing.
+    /// Starts the lane of a partition that has none, or whose lane has ended. Others are not disturbed. Any
+    /// thread may call it; it waits for nothing.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Stopped`] when the partition has a lane, or when the consumer ends; and a thread that
     /// cannot be started.
-    pub(crate) fn start_lane(self: &Arc<Self>, partition: u32, start: Stored) -> Result<()> {
-        self.table.grow(partition + 1);
+    pub(crate) fn start_lane(self: &Arc<Self>, partition: u32) -> Result<()> {
         let Some(mut writer) = self.table.writer(partition) else {
             let what = format!("partition {partition} of {self} has a lane already");
             return Err(Error::new(ErrorKind::Stopped, "start", what));
         };
+        let start = self.begins.lock().get(partition as usize).copied();
         let (alive, ended) = alive();
         let (lane, outfit) = self.lanes.add(partition, ended)?;
+        // Where positions are stored the lane looks for itself.
+        let start = start.unwrap_or_default();
         writer.begin(start.id, start.ordinal);
         let running = Arc::clone(self);
         let name = format!("lane{partition}-{}", self.topic);
@@ -136,11 +146,12 @@ impl Running {
             let end = consume::Lane::run(&outfit.plan, &lane.seat, writer);
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
+            running.let_go(&lane);
         })
     }
 
-    /// Reads the partitions that were added to the topic, if any were since it was last asked, from their
-    /// beginning. Blocks for a few round trips.
+    /// Takes up the partitions that were added to the topic, if any were since it was last asked: they
+    /// begin at their beginning. Blocks for a few round trips.
     ///
     /// # Errors
     ///
@@ -155,23 +166,29 @@ impl Running {
             return Ok(());
         };
         let starts = if self.flusher.get().is_some() {
-            let store = &outfit.plan.store;
-            resolve_added(connection, store, added.clone(), timeout)?
+            consume::extend(connection, &outfit.plan.store, added.clone(), timeout)?
         } else {
             vec![Stored::default(); added.len()]
         };
         log::info!(
             "{self}: the topic has grown; partitions {added:?} are read from their beginning"
         );
-        // one by one, so that what fails is tried again from there
-        added
-            .zip(starts)
-            .try_for_each(|(p, start)| self.start_lane(p, start))
+        self.begins.lock().extend(starts);
+        self.table.grow(added.end);
+        if let Some(leases) = self.leases.get() {
+            leases.lease.look_again();
+        }
+        Ok(())
     }
 
     /// What a lane does last.
     fn lane_ended(&self, lane: &Arc<Lane>, end: LaneEnd, outfit: &Outfit) {
         let seat = &lane.seat;
+        if seat.interrupt.bits() & LOST != 0 {
+            // What it left unstored is another's to say by now.
+            let position = self.table.load(seat.partition);
+            self.table.stored(seat.partition, position.version);
+        }
         match end {
             LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
             LaneEnd::ByPolicy(why) => {
@@ -195,23 +212,22 @@ impl Running {
         self.lanes.has_ended(lane);
     }
 
-    /// Stops the lane of a partition and waits until it has ended and what it finished is stored, but
-    /// no longer than `until`. Others are not disturbed, and the partition can be started again later.
-    /// Any thread but the lane's own may call it, also for several lanes at once. A lane that has not
-    /// ended by then leaves when it does.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for whoever settles ownership"))]
-    pub(crate) fn stop_lane(&self, partition: u32, until: Instant) -> Left {
-        if let Some(lane) = self.lanes.dismiss(partition) {
-            if !lane.ended.by(until) {
-                return Left::StillRunning;
+    /// What follows the end of a lane: its partition may be another's, or be taken again here.
+    fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
+        let (Some(leases), p) = (self.leases.get(), lane.seat.partition) else {
+            return;
+        };
+        let is_awaited = self.awaited.lock().remove(&p);
+        if is_awaited {
+            if !ownership::Lanes::take(self, p) {
+                leases.lease.look_again();
             }
-            self.lanes.has_ended(&lane); // it may have ended before it was told
+        } else if lane.leaves() && lane.seat.interrupt.bits() & LOST == 0 {
+            // What cannot be stored in time is handled again by whoever comes next.
+            self.is_stored(p, clock::now() + self.shutdown_timeout);
+            leases.lease.left(p);
         }
-        if self.is_stored(partition, until) {
-            Left::Gone
-        } else {
-            Left::Unstored
-        }
+        leases.lease.hear();
     }
 
     /// Has everything stored, until that is so for this partition or the time is over.
@@ -220,8 +236,9 @@ impl Running {
         // Of a reset that is under way the server knows by its marker.
         let unstored =
             || self.table.unstored(partition).is_some() && !self.resets.is_under_way(partition);
+        let closing = || self.flush_interrupt.bits() & CLOSING != 0;
         while keeps && unstored() {
-            if clock::now() >= until {
+            if clock::now() >= until || closing() {
                 return false;
             }
             let seen = self.flushed.wakes();
@@ -233,6 +250,33 @@ impl Running {
             }
         }
         true
+    }
+
+    /// Keeps the claims of this instance on a thread of its own. Blocks for the first attempt, in which
+    /// lanes are started.
+    ///
+    /// # Errors
+    ///
+    /// What the server refuses for good; what may pass is tried again by the thread.
+    pub(super) fn spawn_leases(
+        self: &Arc<Self>,
+        lease: Arc<Lease>,
+        patience: Duration,
+    ) -> Result<()> {
+        let running = Arc::clone(self);
+        let (alive, ended) = alive();
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let mine = Arc::clone(&lease);
+        let _ = self.leases.set(Leases { lease, ended });
+        self.spawn("leases".into(), move || {
+            let lanes: &dyn ownership::Lanes = &running;
+            mine.run(lanes, move |begun| drop(tell.send(begun)));
+            drop(alive);
+        })?;
+        match told.recv_timeout(patience) {
+            Ok(Err(e)) if !e.is_retryable() => Err(e),
+            _ => Ok(()),
+        }
     }
 
     fn spawn(&self, name: String, f: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -250,6 +294,9 @@ impl Running {
     pub(crate) fn signal_stop(&self) {
         self.lanes.end_all();
         self.flush_interrupt.set(CLOSING);
+        if let Some(leases) = self.leases.get() {
+            leases.lease.close();
+        }
     }
 
     /// Tells every thread to end and waits for them, within the shutdown timeout. On a thread of its own
@@ -288,6 +335,12 @@ impl Running {
             self.flush_interrupt.cut(STOP);
             flusher.by(clock::now() + GRACE);
         }
+        if let Some(leases) = self.leases.get().filter(|l| !l.ended.by(until)) {
+            // Handlers that have not returned keep their claims until those end by themselves.
+            leases.ended.by(clock::now() + GRACE);
+            leases.lease.abandon();
+            leases.ended.by(clock::now() + GRACE);
+        }
         if lanes_ended {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
             let threads = std::mem::take(&mut *self.threads.lock());
@@ -312,6 +365,11 @@ impl Running {
              what they are at will be handled again",
             self.shutdown_timeout.as_secs_f64()
         );
+    }
+
+    /// Who owns what, as was seen at the last renewal; `None` where partitions are not claimed.
+    pub(crate) fn ownership(&self) -> Option<Ownership> {
+        Some(self.leases.get()?.lease.ownership())
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
@@ -340,8 +398,62 @@ impl Running {
             lost: m.lost.load(Ordering::Relaxed),
             untold_gaps: m.untold_gaps.load(Ordering::Relaxed),
             since_gap: m.since_gap_ms().map(Duration::from_millis),
+            handler_for: m.in_call_ms().map(Duration::from_millis),
+            stalled_after: self.stalled,
             unhealthy_block: self.unhealthy_block,
         }
+    }
+}
+
+impl ownership::Lanes for Arc<Running> {
+    fn partitions(&self) -> u32 {
+        self.table.len()
+    }
+
+    fn take(&self, partition: u32) -> bool {
+        // Held, so that a lane that ends at this moment is not missed.
+        let mut awaited = self.awaited.lock();
+        if self.start_lane(partition).is_ok() {
+            return true;
+        }
+        if self.lanes.is_running(partition) {
+            awaited.insert(partition);
+            return true;
+        }
+        // it may have ended between the two
+        let started = self.start_lane(partition);
+        if let Err(e) = &started {
+            log::error!("{self}: partition {partition} cannot be read here: {e}");
+        }
+        started.is_ok()
+    }
+
+    fn give_up(&self, partition: u32) -> bool {
+        let awaited = self.awaited.lock().remove(&partition);
+        let runs = self.lanes.dismiss(partition, STOP);
+        runs && !awaited
+    }
+
+    fn cut(&self, partition: u32) {
+        self.awaited.lock().remove(&partition);
+        self.lanes.dismiss(partition, STOP | LOST);
+    }
+
+    fn stalled(&self) -> BTreeSet<u32> {
+        let limit = self.stalled.as_millis() as u64;
+        let stalls = |lane: &Arc<Lane>| lane.seat.monitor.in_call_ms().is_some_and(|ms| ms > limit);
+        let on = self.hand_over_when_stalled && limit > 0;
+        self.lanes.those(|lane| on && stalls(lane))
+    }
+
+    fn occupied(&self) -> BTreeSet<u32> {
+        self.lanes
+            .those(|lane| lane.seat.interrupt.bits() & LOST != 0 && !lane.has_ended())
+    }
+
+    fn all_done(&self) -> bool {
+        let now = clock::now();
+        self.lanes.all_ended(now) && self.flusher.get().is_none_or(|f| f.by(now))
     }
 }
 

@@ -132,7 +132,7 @@ impl Inbox {
         span.of(&self.bytes)
     }
 
-    /// Sends `commands` and takes their `n` replies.
+    /// Sends `commands` and takes their `n` replies; `each` is given those that are no refusals.
     ///
     /// # Errors
     ///
@@ -143,14 +143,18 @@ impl Inbox {
         commands: &[u8],
         n: usize,
         timeout: Duration,
+        mut each: impl FnMut(usize, &[u8]),
     ) -> Result<()> {
         let by = Deadline::after(timeout);
         self.clear();
         connection.send(commands, timeout)?;
         let mut refused = None;
-        for _ in 0..n {
-            if let Head::Error(text) = self.next(connection, by)? {
-                refused.get_or_insert_with(|| Error::server("store", self.text(text)));
+        for i in 0..n {
+            match self.next(connection, by)? {
+                Head::Error(text) => {
+                    refused.get_or_insert_with(|| Error::server("store", self.text(text)));
+                }
+                head => each(i, self.bytes_of(head)),
             }
         }
         refused.map_or(Ok(()), Err)
@@ -316,7 +320,9 @@ mod tests {
         for reply in [&b":1\r\n"[..], b"-OOM full\r\n", b"-ERR second\r\n"] {
             resp::whole(&mut three, &[b"SAY", reply]);
         }
-        let e = inbox.exchange(&mut c, &three, 3, LONG).unwrap_err();
+        let e = inbox
+            .exchange(&mut c, &three, 3, LONG, |_, _| {})
+            .unwrap_err();
         assert_eq!(e.server_code(), Some("OOM"));
         assert!(
             inbox.is_drained() && c.check_idle().is_ok(),
@@ -324,6 +330,6 @@ mod tests {
         );
         let mut one = Vec::new();
         resp::whole(&mut one, &[b"PING"]);
-        inbox.exchange(&mut c, &one, 1, LONG).unwrap();
+        inbox.exchange(&mut c, &one, 1, LONG, |_, _| {}).unwrap();
     }
 }

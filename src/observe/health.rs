@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{LaneState, Snapshot};
+use crate::{LaneState, Ownership, Snapshot, Standing};
 
 /// One partition of one consumer, as it is right now.
 #[derive(Clone, Debug)]
@@ -41,6 +41,10 @@ pub struct PartitionStatus {
     pub untold_gaps: u64,
     /// How long ago the last gap was found.
     pub since_gap: Option<Duration>,
+    /// For how long the handler call that runs has been running.
+    pub handler_for: Option<Duration>,
+    /// From when on a handler that does not come back is stalled (`StalledSeconds`); zero: never.
+    pub stalled_after: Duration,
     /// From when on a blocked partition is unhealthy (`UnhealthyBlockSeconds`).
     pub unhealthy_block: Duration,
 }
@@ -84,6 +88,10 @@ pub enum Rule {
     /// The stored position of a partition lies ahead of a stream that it does not belong to, and a person
     /// has to decide where to go on (`PositionAhead`). Unhealthy.
     PositionAhead,
+    /// A process that started later goes by this one's name, and this one handles nothing. Unhealthy.
+    Superseded,
+    /// This instance could not renew its claims in time and handles nothing until it can. Unhealthy.
+    ClaimsLapsed,
     /// A partition has been blocked for longer than `UnhealthyBlockSeconds`. Unhealthy.
     BlockedTooLong,
     /// Every partition was stopped by the error policy. Unhealthy.
@@ -94,6 +102,12 @@ pub enum Rule {
     Blocked,
     /// A partition was stopped by the error policy. Degraded.
     Stopped,
+    /// The handler of a partition has not come back for longer than `StalledSeconds`. Degraded.
+    Stalled,
+    /// Partitions have been nobody's for longer than an interval of renewal. Degraded.
+    Unowned,
+    /// Two instances take a partition for their own. Degraded.
+    Contested,
     /// Messages of a partition went missing before they were read, and that was found in the last 10
     /// minutes. Degraded.
     Gap,
@@ -122,9 +136,13 @@ impl fmt::Display for Health {
     }
 }
 
-/// Judges a process by its partitions, and by what is known of its server: `down` says why it cannot be
-/// reached. Partitions that were told to stop do not count. The first rule that applies decides.
-pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
+/// Judges a process by its partitions, by how they are divided between instances, and by what is known of
+/// its server: `down` says why it cannot be reached. Partitions that were told to stop do not count. The first rule that applies decides.
+pub fn evaluate(
+    partitions: &[PartitionStatus],
+    ownership: &[Ownership],
+    down: Option<&str>,
+) -> Health {
     use LaneState::{Ahead, Blocked, Disconnected, Refused, Starting, Stopped};
     let judged = partitions.iter().filter(|p| !p.was_dismissed());
     let partitions: Vec<&PartitionStatus> = judged.collect();
@@ -166,6 +184,23 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
             told(p, "has been waiting"),
         );
     }
+    let standing = |standing| ownership.iter().find(|o| o.standing == standing);
+    if let Some(o) = standing(Standing::Superseded) {
+        let what = format!(
+            "{}/{}: another process of the name {} has started, and this one stands down",
+            o.topic,
+            o.consumer,
+            o.me.as_ref().map_or("of this one", |me| &*me.pod),
+        );
+        return verdict(Status::Unhealthy, Rule::Superseded, what);
+    }
+    if let Some(o) = standing(Standing::Lapsed) {
+        let what = format!(
+            "{}/{}: the claims were not renewed in time",
+            o.topic, o.consumer
+        );
+        return verdict(Status::Unhealthy, Rule::ClaimsLapsed, what);
+    }
     let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
     if let Some(p) = partitions.iter().copied().find(too_long) {
         let limit = p.unhealthy_block.as_secs();
@@ -188,6 +223,40 @@ pub fn evaluate(partitions: &[PartitionStatus], down: Option<&str>) -> Health {
     }
     if let Some(p) = first(Stopped) {
         return verdict(Status::Degraded, Rule::Stopped, told(p, "has been stopped"));
+    }
+    let stalls = |p: &&PartitionStatus| {
+        let limit = Some(p.stalled_after).filter(|l| !l.is_zero());
+        limit.is_some_and(|limit| p.handler_for > Some(limit))
+    };
+    if let Some(p) = partitions.iter().copied().find(stalls) {
+        let seconds = p.handler_for.unwrap_or_default().as_secs_f64();
+        let what = format!(
+            "{p}: the handler has not come back for {seconds:.1} s; StalledSeconds is {}",
+            p.stalled_after.as_secs()
+        );
+        return verdict(Status::Degraded, Rule::Stalled, what);
+    }
+    if let Some(o) = ownership
+        .iter()
+        .find(|o| o.unowned_for > Some(o.unowned_alarm))
+    {
+        let what = format!(
+            "{}/{}: partitions {:?} are consumed by nobody",
+            o.topic,
+            o.consumer,
+            o.unowned()
+        );
+        return verdict(Status::Degraded, Rule::Unowned, what);
+    }
+    if let Some((o, (p, by))) = ownership
+        .iter()
+        .find_map(|o| Some((o, o.contested.first()?)))
+    {
+        let what = format!(
+            "{}[{p}]/{}: {by} takes the partition for its own, too",
+            o.topic, o.consumer
+        );
+        return verdict(Status::Degraded, Rule::Contested, what);
     }
     let since_gap = |p: &PartitionStatus| p.since_gap.filter(|t| *t <= GAP_SHOWS);
     let newest = partitions
@@ -232,6 +301,8 @@ mod tests {
             lost: 0,
             untold_gaps: 0,
             since_gap: None,
+            handler_for: None,
+            stalled_after: Duration::from_mins(5),
             unhealthy_block: Duration::from_mins(5),
         }
     }
@@ -326,7 +397,7 @@ mod tests {
         ];
         for (states, down, status, rule) in table {
             let partitions: Vec<_> = states.iter().map(|(s, t)| partition(*s, *t)).collect();
-            let h = evaluate(&partitions, *down);
+            let h = evaluate(&partitions, &[], *down);
             assert_eq!((h.status, h.rule), (*status, *rule), "{states:?} {down:?}");
             assert_eq!(h.description.is_empty(), h.rule == Rule::Fine);
         }
@@ -341,13 +412,13 @@ mod tests {
             ..partition(state, 9)
         };
         let running = LaneState::Running;
-        let h = evaluate(&[with(running, None), with(running, Some(599))], None);
+        let h = evaluate(&[with(running, None), with(running, Some(599))], &[], None);
         assert_eq!((h.status, h.rule), (Status::Degraded, Rule::Gap));
         assert!(h.description.contains("85 messages"), "{h}");
         let old = [with(running, Some(601)), with(running, None)];
-        assert_eq!(evaluate(&old, None).rule, Rule::Fine);
+        assert_eq!(evaluate(&old, &[], None).rule, Rule::Fine);
         let other = [with(running, Some(1)), with(LaneState::Blocked, None)];
-        assert_eq!(evaluate(&other, None).rule, Rule::Blocked);
+        assert_eq!(evaluate(&other, &[], None).rule, Rule::Blocked);
     }
 
     #[test]
@@ -356,7 +427,7 @@ mod tests {
             reason: String::new(),
             ..partition(LaneState::Stopped, 9)
         };
-        let rule = |partitions: &[PartitionStatus]| evaluate(partitions, None).rule;
+        let rule = |partitions: &[PartitionStatus]| evaluate(partitions, &[], None).rule;
         assert_eq!(rule(&[dismissed()]), Rule::Fine);
         let running = partition(LaneState::Running, 9);
         assert_eq!(rule(&[dismissed(), running]), Rule::Fine);
@@ -367,8 +438,8 @@ mod tests {
 
     #[test]
     fn the_description_names_the_partition_the_time_and_the_reason() {
-        let h = evaluate(&[partition(LaneState::Blocked, 301)], None);
-        let shown = evaluate(&[], None).to_string();
+        let h = evaluate(&[partition(LaneState::Blocked, 301)], &[], None);
+        let shown = evaluate(&[], &[], None).to_string();
         assert_eq!(shown, "Healthy");
         assert!(
             h.to_string()

@@ -1,49 +1,65 @@
-//! The thread that keeps an instance's claims alive: it renews, and does nothing else, so that nothing
+//! The thread that keeps an instance's claims alive: it renews, and runs nothing else, so that nothing
 //! else can keep it from renewing.
+//!
+//! It alone writes claims. What others find out, such as a claim that is gone or a lane that has ended,
+//! they leave with the [`Lease`], and the thread acts on it between two renewals: to a renewal under way
+//! what was given up meanwhile would still be ours.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::Value;
 
 use crate::{
-    Error, ErrorKind, Result, clock,
+    Error, ErrorKind, Instances, Result, clock,
+    error::ServerClass,
     fence::{Fence, Sent},
     net::{
-        Connection, Interrupt, Target,
-        script::{Form, by_hash_first},
+        Connection, Interrupt, STOP, Target,
+        script::{Form, Script, by_hash_first},
     },
     quiet::{HeldBack, Quiet},
     wire::{Claimant, PRESENCE},
 };
 
 use super::{
+    map::{Member, Ownership, Ranges, Standing},
     script::{CYCLE, RELEASE},
-    share::{Rhythm, Share, View},
+    share::{LOOK, Rhythm, Share, View},
 };
 
-/// What the lanes of a consumer are told. None of these calls may wait for a server or a handler.
-pub(crate) trait Lanes: Send + Sync {
+/// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
+pub(crate) trait Lanes {
     /// How many partitions the topic has.
     fn partitions(&self) -> u32;
-    /// These are ours from now on: their lanes are to be started.
-    fn take(&self, partitions: &BTreeSet<u32>);
-    /// These are to be finished and stored, and then [released](Lease::release).
-    fn give_up(&self, partitions: &BTreeSet<u32>);
-    /// These are not ours any more: nothing of them may be begun or stored.
-    fn cut(&self, partitions: &BTreeSet<u32>, why: &str);
+    /// This is ours from now on: its lane is to be started. False when that cannot be.
+    fn take(&self, partition: u32) -> bool;
+    /// This is to be finished and stored; then the lease [hears](Lease::left) of it. False when there is
+    /// nothing to wait for.
+    fn give_up(&self, partition: u32) -> bool;
+    /// This is not ours any more: nothing of it may be begun or stored.
+    fn cut(&self, partition: u32);
+    /// Partitions whose handler has not come back for so long that another instance should have a try.
+    fn stalled(&self) -> BTreeSet<u32>;
+    /// Partitions whose lane was cut and has not ended.
+    fn occupied(&self) -> BTreeSet<u32>;
+    /// Whether all lanes have ended, and what they finished is stored if it can be.
+    fn all_done(&self) -> bool;
 }
 
 /// What a lease is told once.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Terms {
-    /// What it is for, in logs.
-    pub(crate) name: String,
+    pub(crate) topic: Arc<str>,
+    pub(crate) consumer: Arc<str>,
     pub(crate) target: Arc<Target>,
     pub(crate) client_name: String,
     pub(crate) connect_timeout: Duration,
@@ -53,28 +69,45 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) renew: Duration,
     /// The most partitions this instance takes.
-    pub(crate) most: u32,
+    pub(crate) most: Option<u32>,
+    /// It takes those that leave this remainder when divided.
+    pub(crate) modulo: u32,
+    pub(crate) remainder: u32,
+    /// How long the lanes may take when all is over.
+    pub(crate) shutdown_timeout: Duration,
 }
 
 /// The claims of one instance of a consumer.
+#[derive(Debug)]
 pub(crate) struct Lease {
     terms: Terms,
+    claimant: Claimant,
     fence: Arc<Fence>,
-    /// What partitions this instance takes.
-    accepts: Box<dyn Fn(u32) -> bool + Send + Sync>,
     /// Whether the server's hash fields expire by themselves.
-    by_field: bool,
+    by_field: AtomicBool,
     /// Wakes the thread, and ends it.
     interrupt: Arc<Interrupt>,
-    share: Mutex<Share>,
-    /// Who owned what at the last renewal.
-    map: Mutex<BTreeMap<u32, Claimant>>,
+    /// Partitions whose lane has ended as it was asked to.
+    left: Mutex<BTreeSet<u32>>,
+    map: Mutex<Map>,
 }
 
-/// The interrupt's bit for "renew now".
-pub(crate) const RENEW: u32 = 1 << 5;
+/// What is known of who owns what.
+#[derive(Debug)]
+struct Map {
+    seen: Ownership,
+    unowned_since: Option<Instant>,
+}
+
+/// Renew now.
+const RENEW: u32 = 1 << 1;
+/// Somebody has left something.
+const HEAR: u32 = 1 << 2;
+/// The consumer ends.
+const CLOSE: u32 = 1 << 3;
 
 /// What a renewal came to.
+#[derive(Debug)]
 enum Renewal {
     Renewed(View),
     /// A later process has taken our place.
@@ -82,20 +115,25 @@ enum Renewal {
 }
 
 impl Lease {
-    pub(crate) fn new(
-        terms: Terms,
-        claimant: Claimant,
-        by_field: bool,
-        accepts: impl Fn(u32) -> bool + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn new(terms: Terms, claimant: Claimant) -> Self {
+        let map = Map {
+            seen: Ownership::unseen(
+                &terms.topic,
+                &terms.consumer,
+                Instances::Lease,
+                Some(&claimant),
+                terms.renew,
+            ),
+            unowned_since: None,
+        };
         Self {
-            fence: Arc::new(Fence::new(claimant)),
+            fence: Arc::new(Fence::closed()),
             terms,
-            accepts: Box::new(accepts),
-            by_field,
+            claimant,
+            by_field: AtomicBool::new(false),
             interrupt: Arc::default(),
-            share: Mutex::default(),
-            map: Mutex::default(),
+            left: Mutex::default(),
+            map: Mutex::new(map),
         }
     }
 
@@ -103,214 +141,521 @@ impl Lease {
         &self.fence
     }
 
-    pub(crate) fn interrupt(&self) -> &Arc<Interrupt> {
-        &self.interrupt
+    /// The whole claim: what each write under it is compared with.
+    pub(crate) fn claimant(&self) -> &Claimant {
+        &self.claimant
+    }
+
+    pub(crate) fn hash(&self) -> &str {
+        &self.terms.hash
+    }
+
+    pub(crate) fn set(&self) -> &str {
+        &self.terms.set
+    }
+
+    /// Whether the server's hash fields expire by themselves.
+    pub(crate) fn by_field(&self) -> bool {
+        self.by_field.load(Relaxed)
+    }
+
+    /// A claim was found to be gone, or to be another's: looks at once. Waits for nothing.
+    pub(crate) fn look_again(&self) {
+        self.interrupt.set(RENEW);
+    }
+
+    /// A lane has ended as it was asked to, and what it finished is stored: another may have its
+    /// partition. Waits for nothing.
+    pub(crate) fn left(&self, partition: u32) {
+        self.left.lock().insert(partition);
+        self.interrupt.set(HEAR);
+    }
+
+    /// Something about the lanes has changed that the thread may wait for.
+    pub(crate) fn hear(&self) {
+        self.interrupt.set(HEAR);
+    }
+
+    /// The consumer ends: when all lanes have ended, everything is given up. Waits for nothing.
+    pub(crate) fn close(&self) {
+        self.interrupt.set(CLOSE);
+    }
+
+    /// Ends the thread, whatever it waits for.
+    pub(crate) fn abandon(&self) {
+        self.interrupt.cut(STOP);
     }
 
     /// Who owned what at the last renewal.
-    pub(crate) fn owners(&self) -> BTreeMap<u32, Claimant> {
-        self.map.lock().clone()
+    pub(crate) fn ownership(&self) -> Ownership {
+        let map = self.map.lock();
+        Ownership {
+            unowned_for: map.unowned_since.map(|since| since.elapsed()),
+            ..map.seen.clone()
+        }
     }
 
-    /// Renews until the interrupt's `until` is set.
-    pub(crate) fn run(&self, lanes: &dyn Lanes, until: u32) {
-        let rhythm = Rhythm {
-            renew: self.terms.renew,
-        };
-        let mut connection = None;
-        let (mut first, mut superseded) = (true, false);
-        let mut trouble: Option<Instant> = None;
-        let mut quiet = Quiet::default();
+    /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt.
+    pub(crate) fn run(&self, lanes: &dyn Lanes, begun: impl FnOnce(Result<()>)) {
+        Renewer {
+            lease: self,
+            lanes,
+            share: Share::default(),
+            connection: None,
+            first: true,
+            superseded: false,
+            length: None,
+            looked: clock::now(),
+            closing: None,
+            trouble: None,
+            quiet: Quiet::default(),
+        }
+        .run(begun);
+    }
+
+    fn standing(&self, standing: Standing) {
+        let mut map = self.map.lock();
+        map.seen.standing = standing;
+        if standing != Standing::Holding {
+            map.seen.owned.clear();
+        }
+    }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.terms.topic, self.terms.consumer)
+    }
+}
+
+/// What the thread knows.
+struct Renewer<'a> {
+    lease: &'a Lease,
+    lanes: &'a dyn Lanes,
+    share: Share,
+    connection: Option<Connection>,
+    /// No renewal has succeeded yet.
+    first: bool,
+    superseded: bool,
+    /// How many fields the hash had when it was last looked at.
+    length: Option<u64>,
+    looked: Instant,
+    /// When the wait for the lanes is over.
+    closing: Option<Instant>,
+    /// Since when renewals fail, where a line was written about it.
+    trouble: Option<Instant>,
+    quiet: Quiet,
+}
+
+impl Renewer<'_> {
+    fn run(mut self, begun: impl FnOnce(Result<()>)) {
+        let mut begun = Some(begun);
         loop {
-            self.interrupt.clear(RENEW);
-            let sent = Sent::now();
-            let pause = match self.renew(&mut connection, lanes.partitions(), first, rhythm) {
-                Ok(Renewal::Renewed(view)) => {
-                    self.fence.extend(sent, self.terms.ttl);
-                    if let Some(since) = trouble.take() {
-                        let seconds = since.elapsed().as_secs_f64();
-                        log::info!("{self}: renewed again after {seconds:.1} s");
-                    }
-                    (first, superseded) = (false, false);
-                    self.apply(lanes, &view, rhythm)
-                }
-                Ok(Renewal::Superseded(by)) => {
-                    self.end(lanes, "another process of this pod took over");
-                    if !std::mem::replace(&mut superseded, true) {
-                        log::error!(
-                            "{self}: {by:?} started later under the same instance id, so this process \
-                             stands down; give each process a POD_NAME of its own"
-                        );
-                    }
-                    rhythm.renew
-                }
-                Err(e) => {
-                    if let Some(more) = quiet.permit() {
-                        trouble.get_or_insert_with(clock::now);
-                        let left = self.fence.left().as_secs_f64();
-                        log::warn!(
-                            "{self}: the lease was not renewed, it holds for {left:.1} s yet: {e}{}",
-                            HeldBack(more)
-                        );
-                    }
-                    Share::failed(rhythm)
-                }
+            // First: what comes from now on is seen by the wait.
+            self.lease.interrupt.clear(RENEW | HEAR);
+            if self.is_closed() {
+                return self.give_everything_up();
+            }
+            let renewed = self.renew();
+            let pause = match &renewed {
+                Ok(pause) => *pause,
+                Err(e) => self.failed(e),
             };
-            let wake = clock::now() + pause;
-            loop {
-                let left = self.fence.left();
-                let held = !self.share.lock().held().is_empty();
-                if held && left.is_zero() {
-                    self.end(lanes, "the lease could not be renewed in time");
-                    continue;
+            if let Some(begun) = begun.take() {
+                begun(renewed.map(drop));
+            }
+            self.watch(clock::now() + pause);
+            if self.lease.interrupt.bits() & STOP != 0 {
+                return self.lease.fence.end();
+            }
+        }
+    }
+
+    /// Whether the consumer ends and its lanes have done so, or have had their time.
+    fn is_closed(&mut self) -> bool {
+        if self.lease.interrupt.bits() & CLOSE == 0 {
+            return false;
+        }
+        let until = clock::now() + self.lease.terms.shutdown_timeout;
+        let until = *self.closing.get_or_insert(until);
+        self.lanes.all_done() || clock::now() >= until
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        Rhythm {
+            renew: self.lease.terms.renew,
+        }
+    }
+
+    fn timeout(&self) -> Duration {
+        let terms = &self.lease.terms;
+        terms.connect_timeout.min(terms.ttl / 3)
+    }
+
+    /// One renewal, and what follows from it. Returns when to renew again.
+    fn renew(&mut self) -> Result<Duration> {
+        self.connect()?;
+        self.release()?;
+        let (sent, renewal) = self.cycle()?;
+        // Whatever was held under a fence that has ended was let go by the lanes.
+        self.end_if_over();
+        let view = match renewal {
+            Renewal::Superseded(by) => return Ok(self.stand_down(&by)),
+            Renewal::Renewed(view) => view,
+        };
+        self.lease.fence.extend(sent, self.lease.terms.ttl);
+        if !self.lease.fence.holds_for_certain() {
+            let what = "the answer came when the claims may have ended again";
+            return Err(self.about(Error::new(ErrorKind::Timeout, "renew", what)));
+        }
+        (self.first, self.superseded) = (false, false);
+        if let Some(since) = self.trouble.take() {
+            let seconds = since.elapsed().as_secs_f64();
+            log::info!(
+                "{}: claims are renewed again after {seconds:.1} s",
+                self.lease
+            );
+        }
+        Ok(self.apply(&view))
+    }
+
+    /// What a renewal found has consequences for the lanes.
+    fn apply(&mut self, view: &View) -> Duration {
+        let (lease, lanes) = (self.lease, self.lanes);
+        self.length = Some(view.length);
+        self.looked = clock::now();
+        let rhythm = self.rhythm();
+        let step = self
+            .share
+            .renewed(view, lanes.partitions(), clock::now(), rhythm);
+        if !view.restored.is_empty() || view.presence_gone {
+            log::error!(
+                "{lease}: claims were deleted on the server; those of partitions {} are made again from memory",
+                ranges(&view.restored)
+            );
+        }
+        if !step.lost.is_empty() {
+            log::error!(
+                "{lease}: LOST partitions {} to another instance; their lanes stop, and what they are at \
+                 does not count",
+                ranges(&step.lost)
+            );
+        }
+        step.lost.iter().for_each(|p| lanes.cut(*p));
+        if !step.give_up.is_empty() {
+            let to = ranges(&step.give_up);
+            log::info!("{lease}: gives up partitions {to}, which are another's share");
+        }
+        for p in step.give_up {
+            if !lanes.give_up(p) {
+                lease.left(p);
+            }
+        }
+        let changed = self.draw(view);
+        if changed {
+            log::info!("{lease}: {}", lease.map.lock().seen);
+        }
+        // Where all is over nothing begins; what was claimed all the same is given up with the rest.
+        for p in step.taken {
+            if self.closing.is_none() && !lanes.take(p) {
+                self.share.leave(p);
+                lease.left(p);
+            }
+        }
+        step.next
+    }
+
+    /// Brings the map up to date; true when it says something new.
+    fn draw(&self, view: &View) -> bool {
+        let mut map = self.lease.map.lock();
+        let mut seen = map.seen.clone();
+        let owners = |p| view.owners.get(&p).map(Member::from);
+        seen.owners = (0..self.lanes.partitions()).map(owners).collect();
+        seen.members = view.members.iter().map(Member::from).collect();
+        seen.owned = view.held.iter().copied().collect();
+        seen.standing = Standing::Holding;
+        match seen.owners.contains(&None) {
+            false => map.unowned_since = None,
+            true => drop(map.unowned_since.get_or_insert_with(clock::now)),
+        }
+        let changed = map.seen != seen;
+        map.seen = seen;
+        changed
+    }
+
+    fn failed(&mut self, e: &Error) -> Duration {
+        self.connection.take_if(|_| !e.keeps_connection());
+        if self.lease.interrupt.bits() & STOP == 0
+            && let Some(more) = self.quiet.permit()
+        {
+            self.trouble.get_or_insert_with(clock::now);
+            let left = self.lease.fence.left().as_secs_f64();
+            log::warn!(
+                "{}: the claims were NOT RENEWED, and hold for {left:.1} s yet: {e}; tried again{}",
+                self.lease,
+                HeldBack(more)
+            );
+        }
+        Share::failed(self.rhythm())
+    }
+
+    fn stand_down(&mut self, by: &Claimant) -> Duration {
+        let (lease, by) = (self.lease, Member::from(by));
+        self.end();
+        lease.standing(Standing::Superseded);
+        if !std::mem::replace(&mut self.superseded, true) {
+            log::error!(
+                "{lease}: SUPERSEDED: {by}, epoch {}, goes by the same instance id and started after this \
+                 process, epoch {}, which stands down: give each process a POD_NAME of its own",
+                by.epoch,
+                lease.claimant.incarnation()
+            );
+        }
+        lease.terms.renew
+    }
+
+    /// Waits for the next renewal: until the time has come, somebody asks for it, or something has
+    /// changed at the server. Meanwhile it ends what is over and hears what is left.
+    fn watch(&mut self, wake: Instant) {
+        let interrupt = Arc::clone(&self.lease.interrupt);
+        loop {
+            self.end_if_over();
+            let now = clock::now();
+            if now >= wake {
+                return;
+            }
+            let look = self.looked + LOOK;
+            let mut nap = wake.min(look).saturating_duration_since(now);
+            if !self.share.held().is_empty() {
+                nap = nap.min(self.lease.fence.left());
+            }
+            let mut called = STOP | RENEW | HEAR;
+            if self.closing.is_none() {
+                called |= CLOSE;
+            }
+            let nap = nap.max(Duration::from_millis(1));
+            if interrupt.sleep(nap, called) {
+                if interrupt.bits() & (called & !HEAR) != 0 || self.closing.is_some() {
+                    return;
                 }
-                let rest = wake.saturating_duration_since(clock::now());
-                let nap = if held { rest.min(left) } else { rest };
-                if self.interrupt.sleep(nap, until | RENEW) || rest <= nap {
-                    break;
+                interrupt.clear(HEAR);
+                if !self.lease.left.lock().is_empty() {
+                    return; // to be released, and looked at again
                 }
             }
-            if self.interrupt.bits() & until != 0 {
+            self.hand_over();
+            if clock::now() >= look && self.has_changed() {
                 return;
             }
         }
     }
 
-    /// Gives up these partitions; with `presence` also the sign that this instance lives. What is
-    /// another's meanwhile is left alone.
-    pub(crate) fn release(
-        &self,
-        connection: &mut Connection,
-        partitions: &BTreeSet<u32>,
-        presence: bool,
-        timeout: Duration,
-    ) -> Result<()> {
-        let mut fields: Vec<String> = partitions.iter().map(u32::to_string).collect();
-        if presence {
-            fields.push(self.fence.claimant().presence());
+    /// Whether something has come or gone since the last look, or nobody can tell.
+    fn has_changed(&mut self) -> bool {
+        self.looked = clock::now();
+        let timeout = self.timeout();
+        let Some(connection) = &mut self.connection else {
+            return false; // the next attempt to connect has its time
+        };
+        let mut cmd = redis::cmd("HLEN");
+        cmd.arg(&self.lease.terms.hash);
+        let length: Result<u64> = connection.ask(&cmd, timeout);
+        if length.as_ref().is_err_and(|e| !e.keeps_connection()) {
+            self.connection = None;
         }
-        by_hash_first(|form| {
-            let (name, script) = RELEASE.named(form);
-            let mut cmd = redis::cmd(name);
-            cmd.arg(script)
-                .arg(2)
-                .arg(&self.terms.hash)
-                .arg(&self.terms.set);
-            cmd.arg(self.fence.claimant().as_str()).arg(&fields);
-            connection.call(&cmd, timeout)
-        })?;
-        self.share.lock().released(partitions);
+        length.ok() != self.length
+    }
+
+    /// Gives the partitions of stalled lanes to whoever can handle them.
+    fn hand_over(&mut self) {
+        let others = self.lease.map.lock().seen.members.len() > 1;
+        let stalled = self.lanes.stalled();
+        let ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
+        if !others || ours.is_empty() || self.closing.is_some() {
+            return;
+        }
+        log::error!(
+            "{}: the handlers of partitions {} do not come back; they go to another instance until they do \
+             (HandOverWhenStalled)",
+            self.lease,
+            Ranges(&ours)
+        );
+        for p in ours {
+            self.lanes.cut(p);
+            self.share.leave(p);
+            self.lease.left(p);
+        }
+    }
+
+    /// Lets go of everything when it may be another's.
+    fn end_if_over(&mut self) {
+        if !self.share.held().is_empty() && !self.lease.fence.holds_for_certain() {
+            log::error!(
+                "{}: the claims ENDED, since they were not renewed in time: nothing is handled until they \
+                 are made again",
+                self.lease
+            );
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        self.lease.fence.end();
+        self.lease.standing(Standing::Lapsed);
+        self.lease.left.lock().clear();
+        for p in self.share.ended() {
+            self.lanes.cut(p);
+        }
+    }
+
+    /// Gives up what lanes have left.
+    fn release(&mut self) -> Result<()> {
+        let mut left = self.lease.left.lock().clone();
+        // Of an earlier tenure of a partition that was taken anew meanwhile nothing follows.
+        left.retain(|p| self.share.is_leaving(*p));
+        if !left.is_empty() {
+            self.give_up(&left, false)?;
+            self.share.released(&left);
+            log::info!("{}: released partitions {}", self.lease, ranges(&left));
+        }
+        // Those that come from now on are of the next turn.
+        let mut all = self.lease.left.lock();
+        all.retain(|p| self.share.is_leaving(*p) && !left.contains(p));
         Ok(())
     }
 
-    fn end(&self, lanes: &dyn Lanes, why: &str) {
-        self.fence.end();
-        let held = self.share.lock().ended();
-        if !held.is_empty() {
-            lanes.cut(&held, why);
+    /// The end: all claims but those of lanes that have not ended, and the sign of life.
+    fn give_everything_up(&mut self) {
+        let lease = self.lease;
+        let stuck = self.lanes.occupied();
+        let held = self.share.held();
+        let free: BTreeSet<u32> = held.difference(&stuck).copied().collect();
+        let done = self.connect().and_then(|()| self.give_up(&free, true));
+        lease.fence.end();
+        lease.standing(Standing::Joining);
+        match done {
+            Ok(()) => log::debug!("{lease}: released partitions {}", ranges(&free)),
+            Err(e) => log::warn!(
+                "{lease}: the claims could not be released, and end by themselves within {:?}: {e}",
+                lease.terms.ttl
+            ),
         }
     }
 
-    fn apply(&self, lanes: &dyn Lanes, view: &View, rhythm: Rhythm) -> Duration {
-        let step = {
-            let mut share = self.share.lock();
-            share.renewed(view, lanes.partitions(), clock::now(), rhythm)
+    /// Deletes claims; what is another's meanwhile is left alone.
+    fn give_up(&mut self, partitions: &BTreeSet<u32>, presence: bool) -> Result<()> {
+        let claimant = &self.lease.claimant;
+        let mut args = vec![claimant.as_str().to_owned()];
+        args.extend(partitions.iter().map(u32::to_string));
+        if presence {
+            args.push(claimant.presence());
+        }
+        self.call(&RELEASE, &args, "release claims").map(drop)
+    }
+
+    /// Makes a connection unless there is one, and finds out what its server can do.
+    fn connect(&mut self) -> Result<()> {
+        let kept = self.connection.take();
+        if let Some(kept) = kept.and_then(|mut c| c.check_idle().is_ok().then_some(c)) {
+            self.connection = Some(kept);
+            return Ok(());
+        }
+        let (terms, timeout) = (&self.lease.terms, self.timeout());
+        let stop = Some(&self.lease.interrupt);
+        let mut connection = Connection::dial(&terms.target, &terms.client_name, stop, timeout)?;
+        let mut probe = redis::cmd("HPTTL");
+        probe.arg(&terms.hash).arg("FIELDS").arg(1).arg(PRESENCE);
+        let by_field = match connection.call(&probe, timeout) {
+            Ok(_) => true,
+            Err(e) if e.server_class() == Some(ServerClass::UnknownCommand) => false,
+            // what may not be asked may not be done either, and the script says so
+            Err(e) if e.server_class() == Some(ServerClass::NoPermission) => true,
+            Err(e) => return Err(self.about(e)),
         };
-        self.map.lock().clone_from(&view.owners);
-        if !step.lost.is_empty() {
-            log::error!("{self}: lost partitions {:?} to others", step.lost);
-            lanes.cut(&step.lost, "another instance owns it");
-        }
-        if !step.taken.is_empty() {
-            lanes.take(&step.taken);
-        }
-        if !step.give_up.is_empty() {
-            lanes.give_up(&step.give_up);
-        }
-        if !(step.lost.is_empty() && step.taken.is_empty()) {
-            log::info!("{self}: {}", self.describe(view));
-        }
-        step.next
+        self.lease.by_field.store(by_field, Relaxed);
+        self.connection = Some(connection);
+        Ok(())
     }
 
-    fn renew(
-        &self,
-        kept: &mut Option<Connection>,
-        partitions: u32,
-        first: bool,
-        rhythm: Rhythm,
-    ) -> Result<Renewal> {
-        let timeout = self.terms.connect_timeout.min(self.terms.ttl / 3);
-        let alive = kept
-            .take()
-            .and_then(|mut c| c.check_idle().is_ok().then_some(c));
-        let mut connection = match alive {
-            Some(connection) => connection,
-            None => {
-                let (name, stop) = (&self.terms.client_name, Some(&self.interrupt));
-                Connection::dial(&self.terms.target, name, stop, timeout)?
+    fn cycle(&mut self) -> Result<(Sent, Renewal)> {
+        let (lease, lanes) = (self.lease, self.lanes);
+        let (terms, me) = (&lease.terms, &lease.claimant);
+        let (now, rhythm, n) = (clock::now(), self.rhythm(), lanes.partitions());
+        let holds = lease.fence.holds_for_certain();
+        let occupied = lanes.occupied();
+        let refused =
+            (0..n).filter(|p| p % terms.modulo != terms.remainder || occupied.contains(p));
+        let refused: BTreeSet<u32> = refused.collect();
+        let may_claim = self.closing.is_none() && self.share.may_claim(now, rhythm);
+        let held = if holds {
+            self.share.held().clone()
+        } else {
+            BTreeSet::new()
+        };
+        let mode = if lease.by_field() { "f" } else { "s" };
+        let args = [
+            me.as_str().to_owned(),
+            clock::ceil_ms(terms.ttl).to_string(),
+            n.to_string(),
+            me.presence(),
+            mode.to_owned(),
+            match (self.first, holds) {
+                (true, _) => "first",
+                (false, true) => "again",
+                (false, false) => "back",
             }
+            .to_owned(),
+            terms.most.unwrap_or(n).to_string(),
+            u8::from(may_claim).to_string(),
+            blanks(&held),
+            blanks(&self.share.beyond(now, rhythm)),
+            blanks(&refused),
+        ];
+        let sent = Sent::now();
+        let answer = self.call(&CYCLE, &args, "renew claims")?;
+        let renewal = read(answer).ok_or_else(|| {
+            let what = "the answer is none of the script's";
+            self.about(Error::new(ErrorKind::Protocol, "renew claims", what))
+        })?;
+        Ok((sent, renewal))
+    }
+
+    /// Runs a script on the keys of the claims.
+    fn call(&mut self, script: &Script, args: &[String], operation: &'static str) -> Result<Value> {
+        let (terms, timeout) = (&self.lease.terms, self.timeout());
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, operation, "not connected"));
         };
-        let beyond = self.share.lock().beyond(clock::now(), rhythm);
-        let answer = by_hash_first(|form| {
-            connection.call(&self.cycle(form, partitions, first, &beyond), timeout)
+        let answer = by_hash_first(|form: Form| {
+            let (name, text) = script.named(form);
+            let mut cmd = redis::cmd(name);
+            cmd.arg(text)
+                .arg(2)
+                .arg(&terms.hash)
+                .arg(&terms.set)
+                .arg(args);
+            connection.call(&cmd, timeout)
         });
-        if answer.as_ref().err().is_none_or(Error::keeps_connection) {
-            *kept = Some(connection);
-        }
-        let about = |e: Error| e.during("renew the lease").on_key(&self.terms.hash);
-        let answer = answer.map_err(about)?;
-        read(answer).ok_or_else(|| {
-            about(Error::new(
-                ErrorKind::Protocol,
-                "renew",
-                "the answer is none of the script's",
-            ))
+        answer.map_err(|e| {
+            let e = script.saying_what_to_grant(e, &[&terms.hash, &terms.set]);
+            self.about(e.during(operation))
         })
     }
 
-    fn cycle(&self, form: Form, partitions: u32, first: bool, beyond: &BTreeSet<u32>) -> Cmd {
-        let (name, script) = CYCLE.named(form);
-        let me = self.fence.claimant();
-        let refused = (0..partitions).filter(|p| !(self.accepts)(*p));
-        let mut cmd = redis::cmd(name);
-        cmd.arg(script)
-            .arg(2)
-            .arg(&self.terms.hash)
-            .arg(&self.terms.set);
-        cmd.arg(me.as_str());
-        cmd.arg(clock::ceil_ms(self.terms.ttl)).arg(partitions);
-        cmd.arg(me.presence());
-        cmd.arg(if self.by_field { "f" } else { "s" });
-        cmd.arg(u8::from(first)).arg(self.terms.most);
-        for p in beyond {
-            cmd.arg(p);
-        }
-        cmd.arg("-");
-        for p in refused {
-            cmd.arg(p);
-        }
-        cmd
+    fn about(&self, e: Error) -> Error {
+        let terms = &self.lease.terms;
+        e.on_key(&terms.hash).at(terms.target.endpoint())
     }
+}
 
-    /// The map of owners in one line.
-    fn describe(&self, view: &View) -> String {
-        use fmt::Write;
-        let mut line = format!(
-            "owns partitions {:?}, epoch {}; {} instances | full map:",
-            view.held,
-            self.fence.claimant().incarnation(),
-            view.members.len()
-        );
-        let last = view.owners.keys().last().map_or(0, |p| p + 1);
-        for p in 0..last {
-            let _ = match view.owners.get(&p) {
-                Some(c) => write!(line, " {p}->{}({:.8})", c.pod(), c.instance().to_string()),
-                None => write!(line, " {p}->(none)"),
-            };
-        }
-        line
-    }
+fn ranges(partitions: &BTreeSet<u32>) -> String {
+    let partitions: Vec<u32> = partitions.iter().copied().collect();
+    Ranges(&partitions).to_string()
+}
+
+fn blanks(partitions: &BTreeSet<u32>) -> String {
+    let partitions: Vec<String> = partitions.iter().map(u32::to_string).collect();
+    partitions.join(" ")
 }
 
 /// Reads what [`CYCLE`] answers.
@@ -319,14 +664,17 @@ fn read(answer: Value) -> Option<Renewal> {
         return None;
     };
     let mut parts = parts.into_iter();
-    let first = text(&parts.next()?)?;
-    if first == "superseded" {
-        return Some(Renewal::Superseded(Claimant::read(
-            text(&parts.next()?)?.as_bytes(),
-        )));
+    let held = text(&parts.next()?)?;
+    if held == "superseded" {
+        let by = text(&parts.next()?)?;
+        return Some(Renewal::Superseded(Claimant::read(by.as_bytes())));
     }
-    let held = numbers(&first)?;
-    let surplus = numbers(&text(&parts.next()?)?)?;
+    let surplus = text(&parts.next()?)?;
+    let restored = text(&parts.next()?)?;
+    let (presence_gone, restored) = match restored.strip_prefix('p') {
+        Some(rest) => (true, rest),
+        None => (false, &*restored),
+    };
     let times = text(&parts.next()?)?;
     let (first_end, length) = times.split_once(' ')?;
     let first_end: i64 = first_end.parse().ok()?;
@@ -334,8 +682,10 @@ fn read(answer: Value) -> Option<Renewal> {
         return None;
     };
     let mut view = View {
-        held,
-        surplus,
+        held: numbers(&held)?,
+        surplus: numbers(&surplus)?,
+        restored: numbers(restored)?,
+        presence_gone,
         first_end: u64::try_from(first_end).ok().map(Duration::from_millis),
         length: length.parse().ok()?,
         ..View::default()
@@ -363,10 +713,4 @@ fn numbers(text: &str) -> Option<BTreeSet<u32>> {
     text.split_ascii_whitespace()
         .map(|n| n.parse().ok())
         .collect()
-}
-
-impl fmt::Display for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.terms.name)
-    }
 }

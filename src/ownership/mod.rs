@@ -1,7 +1,9 @@
-//! Which instance of a consumer owns which partition: claims on the server that end unless renewed.
+//! Who owns which partition: claims that are renewed, and the map that shows them.
 
 mod lease;
+mod map;
 mod script;
 mod share;
 
-pub(crate) use lease::{Lanes, Lease, RENEW, Terms};
+pub(crate) use lease::{Lanes, Lease, Terms};
+pub use map::{Member, Ownership, Standing};

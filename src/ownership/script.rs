@@ -13,28 +13,34 @@ use crate::net::script::Script;
 /// more than it takes: what a member does not take it says in a field of its own, `takes:<id>`, as the
 /// most it takes and the partitions it refuses, which goes when its presence goes.
 ///
+/// Claims that were deleted though we certainly hold them are made again, and while they are nothing else
+/// is claimed: what looks free may have been deleted, too.
+///
 /// `KEYS`: the ownership hash; the sorted set of expiries that stands beside it where the server has no
 /// expiry of hash fields. `ARGV`: our value; TTL in ms; partitions; our presence field; `f` where fields
-/// expire by themselves, else `s`; `1` for the first renewal of this process; the most we take; then the
-/// partitions we claim and keep whoever they are meant for, and after a `-` those we refuse.
+/// expire by themselves, else `s`; `first` for the first renewal of this process, `again` while the last
+/// one certainly holds, else `back`; the most we take; `1` if we may claim what is free, else `0`; then
+/// three lists of partitions, each as numbers between blanks: what we certainly hold, what we claim and
+/// keep whoever it is meant for, and what we refuse.
 ///
-/// It answers `superseded` and the value of a later process that has our presence; else three texts and
-/// the fields of the hash: what we hold; what of it is meant for another; in how many ms the first field
-/// of another ends (-1: there is none) and how many fields `HLEN` counts now.
+/// It answers `superseded` and the value of a later process that has our presence; else four texts and
+/// the fields of the hash: what we hold; what of it is meant for another; what was made again, with a `p`
+/// in front when our presence was; in how many ms the first field of another ends (-1: there is none) and
+/// how many fields `HLEN` counts now.
 pub(super) const CYCLE: Script = Script {
     text: r"#!lua flags=allow-oom
 local hash, set = KEYS[1], KEYS[2]
 local me, ttl, n, presence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local by_field, first, most = ARGV[5] == 'f', ARGV[6] == '1', math.min(tonumber(ARGV[7]), n)
-local beyond, dash = {}, 8
-while ARGV[dash] ~= '-' do
-  beyond[tonumber(ARGV[dash])] = true
-  dash = dash + 1
+local by_field, standing, most = ARGV[5] == 'f', ARGV[6], math.min(tonumber(ARGV[7]), n)
+local may_claim = ARGV[8] == '1'
+local function numbers(text)
+  local those = {}
+  for p in string.gmatch(text, '%d+') do those[tonumber(p)] = true end
+  return those
 end
+local certain, beyond, refused = numbers(ARGV[9]), numbers(ARGV[10]), ARGV[11]
 local now
-if by_field then
-  redis.call('DEL', set)
-else
+if not by_field then
   local t = redis.call('TIME')
   now = t[1] * 1000 + math.floor(t[2] / 1000)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now)) do
@@ -56,12 +62,26 @@ local function remaining(name)
 end
 
 local live = redis.call('HGET', hash, presence)
-if live and live ~= me and not first then return {'superseded', live} end
+if live and live ~= me and standing ~= 'first' then return {'superseded', live} end
+if by_field then redis.call('DEL', set) end
 if live ~= me then redis.call('HSET', hash, presence, me) end
 extend(presence)
+local restored = {}
+if standing == 'again' then
+  if not live then
+    may_claim = false
+    restored[1] = 'p'
+  end
+  for p = 0, n - 1 do
+    if certain[p] and redis.call('HSETNX', hash, p, me) == 1 then
+      extend(tostring(p))
+      restored[#restored + 1] = p
+    end
+  end
+end
 local takes = 'takes:' .. string.sub(presence, 3)
-if most < n or dash < #ARGV then
-  redis.call('HSET', hash, takes, most .. ' ' .. table.concat(ARGV, ' ', dash + 1))
+if most < n or refused ~= '' then
+  redis.call('HSET', hash, takes, most .. ' ' .. refused)
   extend(takes)
 elseif redis.call('HDEL', hash, takes) == 1 then
   redis.call('ZREM', set, takes)
@@ -93,9 +113,8 @@ for _, m in ipairs(members) do
   if not m.ours then
     m.most = keeps
   elseif field['takes:' .. m.id] then
-    local numbers = string.gmatch(field['takes:' .. m.id], '%d+')
-    m.most = tonumber(numbers() or n)
-    for p in numbers do m.refuses[tonumber(p)] = true end
+    local limit, rest = string.match(field['takes:' .. m.id], '^(%d+)(.*)')
+    m.most, m.refuses = tonumber(limit or n), numbers(rest or '')
   end
 end
 
@@ -148,7 +167,7 @@ end
 local held, surplus = {}, {}
 for p = 0, n - 1 do
   local name = tostring(p)
-  if not field[name] and plan[p] == mine then
+  if may_claim and not field[name] and plan[p] == mine then
     redis.call('HSET', hash, name, me)
     field[name] = me
     all[#all + 1], all[#all + 2] = name, me
@@ -159,9 +178,9 @@ for p = 0, n - 1 do
     if plan[p] ~= mine then surplus[#surplus + 1] = p end
   end
 end
-return {table.concat(held, ' '), table.concat(surplus, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
-    sha1: "83f3f761fc4848e5c20bec4139f9734e91574b73",
-    commands: "+eval +evalsha +time +hget +hset +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
+return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
+    sha1: "f6f82f9c47bd2bafc0770d090962772ec5b36e01",
+    commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 
 /// Gives up fields of ours, and none that has come to be another's; with our presence goes what we take.

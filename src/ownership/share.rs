@@ -17,6 +17,10 @@ pub(super) struct View {
     /// Who lives.
     pub(super) members: BTreeSet<Claimant>,
     pub(super) owners: BTreeMap<u32, Claimant>,
+    /// What had been deleted though it was ours, and was claimed anew.
+    pub(super) restored: BTreeSet<u32>,
+    /// Our sign of life had been deleted.
+    pub(super) presence_gone: bool,
     /// When something of another ends unless it is renewed.
     pub(super) first_end: Option<Duration>,
     /// How many fields the hash had afterwards, by the server's count.
@@ -63,6 +67,8 @@ pub(super) struct Share {
     /// goes.
     beyond: BTreeSet<u32>,
     members: BTreeSet<Claimant>,
+    /// Claims were found deleted then: others may not have made theirs again yet.
+    deleted: Option<Instant>,
 }
 
 impl Share {
@@ -81,6 +87,13 @@ impl Share {
         self.beyond.iter().copied().chain(overdue).collect()
     }
 
+    /// Whether what is free may be claimed. Not for an interval after claims were found deleted: what
+    /// looks free then may be another's, who has not found out.
+    pub(super) fn may_claim(&self, now: Instant, rhythm: Rhythm) -> bool {
+        self.deleted
+            .is_none_or(|then| now.duration_since(then) >= rhythm.renew)
+    }
+
     /// A renewal has succeeded.
     pub(super) fn renewed(
         &mut self,
@@ -89,6 +102,9 @@ impl Share {
         now: Instant,
         rhythm: Rhythm,
     ) -> Step {
+        if view.presence_gone || !view.restored.is_empty() {
+            self.deleted = Some(now);
+        }
         let beyond = self.beyond(now, rhythm);
         self.beyond = if self.members == view.members {
             beyond.intersection(&view.held).copied().collect()
@@ -121,6 +137,18 @@ impl Share {
             give_up,
             next: next.unwrap_or(rhythm.renew).min(rhythm.renew),
         }
+    }
+
+    /// A partition is to be given up for a reason of one's own.
+    pub(super) fn leave(&mut self, partition: u32) {
+        if self.held.contains(&partition) {
+            self.leaving.insert(partition);
+        }
+    }
+
+    /// Whether a partition is to be released when its lane has ended.
+    pub(super) fn is_leaving(&self, partition: u32) -> bool {
+        self.leaving.contains(&partition)
     }
 
     /// Partitions were released, after their lanes had ended. To be called by the thread that renews,

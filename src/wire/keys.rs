@@ -67,6 +67,12 @@ impl Keys {
         format!("{}o:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// When what is in the hash of [`ownership`](Self::ownership) ends, where the server has no expiry of
+    /// hash fields: a sorted set of the fields by the milliseconds of the server's clock.
+    pub(crate) fn expiries(&self, topic: &str, consumer: &str) -> String {
+        format!("{}e:{{{topic}}}:{consumer}", self.prefix)
+    }
+
     /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
     /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
     pub(crate) fn once(&self, tag: &str) -> String {
