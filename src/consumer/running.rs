@@ -270,8 +270,7 @@ impl Running {
         let _ = self.leases.set(Leases { lease, ended });
         self.spawn("leases".into(), move || {
             let lanes: &dyn ownership::Lanes = &running;
-            mine.run(lanes, move |begun| drop(tell.send(begun)));
-            drop(alive);
+            mine.run(lanes, move |begun| drop(tell.send(begun)), || drop(alive));
         })?;
         match told.recv_timeout(patience) {
             Ok(Err(e)) if !e.is_retryable() => Err(e),
@@ -335,9 +334,9 @@ impl Running {
             self.flush_interrupt.cut(STOP);
             flusher.by(clock::now() + GRACE);
         }
-        if let Some(leases) = self.leases.get().filter(|l| !l.ended.by(until)) {
-            // Handlers that have not returned keep their claims until those end by themselves.
-            leases.ended.by(clock::now() + GRACE);
+        let release = clock::now() + GRACE;
+        if let Some(leases) = self.leases.get().filter(|l| !l.ended.by(release)) {
+            // A server that does not answer: the claims end by themselves.
             leases.lease.abandon();
             leases.ended.by(clock::now() + GRACE);
         }
@@ -444,6 +443,10 @@ impl ownership::Lanes for Arc<Running> {
         let stalls = |lane: &Arc<Lane>| lane.seat.monitor.in_call_ms().is_some_and(|ms| ms > limit);
         let on = self.hand_over_when_stalled && limit > 0;
         self.lanes.those(|lane| on && stalls(lane))
+    }
+
+    fn running(&self) -> BTreeSet<u32> {
+        self.lanes.those(|lane| !lane.has_ended())
     }
 
     fn occupied(&self) -> BTreeSet<u32> {

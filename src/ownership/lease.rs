@@ -49,7 +49,9 @@ pub(crate) trait Lanes {
     fn cut(&self, partition: u32);
     /// Partitions whose handler has not come back for so long that another instance should have a try.
     fn stalled(&self) -> BTreeSet<u32>;
-    /// Partitions whose lane was cut and has not ended.
+    /// Partitions whose lane has not ended.
+    fn running(&self) -> BTreeSet<u32>;
+    /// Those of them whose lane was cut.
     fn occupied(&self) -> BTreeSet<u32>;
     /// Whether all lanes have ended, and what they finished is stored if it can be.
     fn all_done(&self) -> bool;
@@ -195,8 +197,14 @@ impl Lease {
         }
     }
 
-    /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt.
-    pub(crate) fn run(&self, lanes: &dyn Lanes, begun: impl FnOnce(Result<()>)) {
+    /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt, and
+    /// `over` that what could be released was.
+    pub(crate) fn run(
+        &self,
+        lanes: &dyn Lanes,
+        begun: impl FnOnce(Result<()>),
+        over: impl FnOnce(),
+    ) {
         Renewer {
             lease: self,
             lanes,
@@ -210,7 +218,7 @@ impl Lease {
             trouble: None,
             quiet: Quiet::default(),
         }
-        .run(begun);
+        .run(begun, over);
     }
 
     fn standing(&self, standing: Standing) {
@@ -248,13 +256,15 @@ struct Renewer<'a> {
 }
 
 impl Renewer<'_> {
-    fn run(mut self, begun: impl FnOnce(Result<()>)) {
+    fn run(mut self, begun: impl FnOnce(Result<()>), over: impl FnOnce()) {
         let mut begun = Some(begun);
         loop {
             // First: what comes from now on is seen by the wait.
             self.lease.interrupt.clear(RENEW | HEAR);
             if self.is_closed() {
-                return self.give_everything_up();
+                let stuck = self.give_everything_up();
+                over();
+                return self.linger(stuck);
             }
             let renewed = self.renew();
             let pause = match &renewed {
@@ -417,6 +427,7 @@ impl Renewer<'_> {
     /// Waits for the next renewal: until the time has come, somebody asks for it, or something has
     /// changed at the server. Meanwhile it ends what is over and hears what is left.
     fn watch(&mut self, wake: Instant) {
+        let wake = self.closing.map_or(wake, |until| wake.min(until));
         let interrupt = Arc::clone(&self.lease.interrupt);
         loop {
             self.end_if_over();
@@ -524,12 +535,14 @@ impl Renewer<'_> {
         Ok(())
     }
 
-    /// The end: all claims but those of lanes that have not ended, and the sign of life.
-    fn give_everything_up(&mut self) {
+    /// The end: all claims but those of lanes that have not ended, and the sign of life. Returns the
+    /// partitions of such lanes.
+    fn give_everything_up(&mut self) -> BTreeSet<u32> {
         let lease = self.lease;
-        let stuck = self.lanes.occupied();
+        let running = self.lanes.running();
         let held = self.share.held();
-        let free: BTreeSet<u32> = held.difference(&stuck).copied().collect();
+        let free = held.difference(&running).copied().collect();
+        let stuck = held.intersection(&running).copied().collect();
         let done = self.connect().and_then(|()| self.give_up(&free, true));
         lease.fence.end();
         lease.standing(Standing::Joining);
@@ -539,6 +552,31 @@ impl Renewer<'_> {
                 "{lease}: the claims could not be released, and end by themselves within {:?}: {e}",
                 lease.terms.ttl
             ),
+        }
+        stuck
+    }
+
+    /// Releases the claims of lanes that end late, for as long as those claims last without renewal.
+    fn linger(&mut self, mut stuck: BTreeSet<u32>) {
+        let until = clock::now() + self.lease.terms.ttl;
+        while !stuck.is_empty() && clock::now() < until {
+            let left = until.saturating_duration_since(clock::now());
+            if self.lease.interrupt.sleep(left, STOP | HEAR)
+                && self.lease.interrupt.bits() & STOP != 0
+            {
+                return;
+            }
+            self.lease.interrupt.clear(HEAR);
+            let running = self.lanes.running();
+            let ended = stuck.difference(&running).copied().collect();
+            if self
+                .connect()
+                .and_then(|()| self.give_up(&ended, false))
+                .is_err()
+            {
+                return;
+            }
+            stuck.retain(|p| running.contains(p));
         }
     }
 

@@ -182,8 +182,8 @@ fn a_long_outage_is_quiet_cheap_and_over_at_once() {
         let n = lines.iter().filter(|l| l.contains(&of)).count();
         assert!(n <= 1, "{n} lines of partition {p}");
     }
-    // besides: the address in use, the outage, the positions
-    assert!(lines.len() <= 16 + 3, "{lines:#?}");
+    // besides: the address in use, the outage, the positions, the claims
+    assert!(lines.len() <= 16 + 4, "{lines:#?}");
     assert!(streams.health().description.contains(&place));
 
     server.restart().unwrap();
@@ -409,8 +409,8 @@ fn many_cuts_leave_no_socket_and_no_thread_behind() {
     let publisher = streams.publisher("glitch").unwrap();
     publisher.publish("", "T", "first").unwrap();
     let all = || connections(&server, "glitch").len();
-    // four lanes, the positions, the publisher
-    expect("everybody to be connected", || all() == 6);
+    // four lanes, the positions, the claims, the publisher
+    expect("everybody to be connected", || all() == 7);
     for _ in 0..60 {
         server
             .command(&["CLIENT", "KILL", "TYPE", "normal"])
@@ -420,7 +420,7 @@ fn many_cuts_leave_no_socket_and_no_thread_behind() {
         });
     }
     resumes(&publisher, 4, &seen, "after", Instant::now());
-    expect("everybody to be connected again", || all() == 6);
+    expect("everybody to be connected again", || all() == 7);
     assert_eq!(lane_threads("glitch").0, 4);
     let read = "read on re:s:{glitch}:0 at 127.0.0.1:";
     for line in warned("glitch[0]/") {

@@ -299,6 +299,7 @@ fn a_position_hash_of_another_type_delays_storing_and_nothing_else() {
     let seen = Seen::default();
     let consumer = streams.consumer("wrong").name("c").persist_interval(SOON);
     let consumer = recording(consumer, &seen).start().unwrap();
+    running(&consumer);
     spoil(&server, &key("wrong"));
     publish_to(&streams, "wrong", 0, &["0", "1"]);
     seen.wait_for(2);
@@ -310,7 +311,7 @@ fn a_position_hash_of_another_type_delays_storing_and_nothing_else() {
     assert_eq!(consumer.partitions()[0].state, LaneState::Running);
     let refused = || {
         let stats = server.command(&["INFO", "commandstats"]).unwrap().text();
-        let line = stats.lines().find(|l| l.starts_with("cmdstat_hset:"));
+        let line = stats.lines().find(|l| l.starts_with("cmdstat_evalsha:"));
         let n = line.and_then(|l| l.split("failed_calls=").nth(1));
         n.map_or(0, |n| n.trim().parse::<u64>().unwrap())
     };

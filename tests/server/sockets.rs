@@ -125,8 +125,8 @@ fn a_silent_topic_costs_no_connection_whatever_the_timeouts_of_calls_are() {
             .unwrap();
         running(&consumer);
         expect(
-            "two lanes and what stores their positions to be connected",
-            || connections(&server, topic).len() == 3,
+            "two lanes and what keeps their positions and claims to be connected",
+            || connections(&server, topic).len() == 4,
         );
         let before = connections(&server, topic);
         // what passes here is time in which nothing may happen
@@ -421,7 +421,7 @@ fn lanes_that_wait_keep_nobody_else_waiting() {
         all.items().iter().any(|v| v.text().starts_with(&text))
     };
     expect("a first flush", || {
-        connections(&server, "wait16").len() == 18
+        connections(&server, "wait16").len() == 19
     });
     let before = connections(&server, "wait16");
     let mut slowest = Duration::ZERO;
