@@ -33,7 +33,7 @@ use crate::{
 use super::{
     map::{Member, Ownership, Ranges, Standing},
     script::{CYCLE, RELEASE},
-    share::{LOOK, Rhythm, Share, View},
+    share::{Rhythm, Share, View},
 };
 
 /// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
@@ -107,6 +107,9 @@ const RENEW: u32 = 1 << 1;
 const HEAR: u32 = 1 << 2;
 /// The consumer ends.
 const CLOSE: u32 = 1 << 3;
+
+/// No call waits for less.
+const LEAST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a renewal came to.
 #[derive(Debug)]
@@ -294,12 +297,18 @@ impl Renewer<'_> {
     fn rhythm(&self) -> Rhythm {
         Rhythm {
             renew: self.lease.terms.renew,
+            ttl: self.lease.terms.ttl,
         }
     }
 
+    /// How long to wait for the server: not longer than claims last that have to be ended in time.
     fn timeout(&self) -> Duration {
         let terms = &self.lease.terms;
-        terms.connect_timeout.min(terms.ttl / 3)
+        let most = terms.connect_timeout.min(terms.ttl / 3);
+        if self.share.held().is_empty() {
+            return most;
+        }
+        most.min(self.lease.fence.left().max(LEAST_WAIT))
     }
 
     /// One renewal, and what follows from it. Returns when to renew again.
@@ -435,7 +444,7 @@ impl Renewer<'_> {
             if now >= wake {
                 return;
             }
-            let look = self.looked + LOOK;
+            let look = self.looked + self.rhythm().look();
             let mut nap = wake.min(look).saturating_duration_since(now);
             if !self.share.held().is_empty() {
                 nap = nap.min(self.lease.fence.left());
