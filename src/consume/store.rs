@@ -632,7 +632,7 @@ mod tests {
         let mut scene = Scene::new();
         let lease = lease(&scene.server);
         scene.store = scene.store.clone().under(&lease);
-        let mut moves = |scene: &mut Scene, marker: Option<&str>| {
+        let moves = |scene: &mut Scene, marker: Option<&str>| {
             let marker = marker.map(|m| Marker::parse(m.as_bytes()).unwrap());
             let (to, c) = (StreamId::new(1, 0), &mut scene.connection);
             scene

@@ -212,9 +212,10 @@ impl<'a> Renewer<'a> {
         seen.members = view.members.iter().map(Member::from).collect();
         seen.owned = view.held.iter().copied().collect();
         seen.standing = Standing::Holding;
-        match seen.owners.contains(&None) {
-            false => map.unowned_since = None,
-            true => drop(map.unowned_since.get_or_insert_with(clock::now)),
+        if seen.owners.contains(&None) {
+            map.unowned_since.get_or_insert_with(clock::now);
+        } else {
+            map.unowned_since = None;
         }
         let changed = map.seen != seen;
         map.seen = seen;
