@@ -36,7 +36,7 @@ const LEAST_WAIT: Duration = Duration::from_millis(10);
 
 /// What a renewal came to.
 #[derive(Debug)]
-enum Renewal {
+pub(super) enum Renewal {
     Renewed(View),
     /// A later process has taken our place.
     Superseded(Claimant),
@@ -526,7 +526,7 @@ fn blanks(partitions: &BTreeSet<u32>) -> String {
 }
 
 /// Reads what [`CYCLE`] answers.
-fn read(answer: Value) -> Option<Renewal> {
+pub(super) fn read(answer: Value) -> Option<Renewal> {
     let Value::Array(parts) = answer else {
         return None;
     };

@@ -206,3 +206,7 @@ return gone",
     sha1: "d2c3568480e470bb4a6f6d4be1c12ddf8a43126f",
     commands: "+eval +evalsha +hget +hdel +zrem",
 };
+
+#[cfg(all(test, not(loom)))]
+#[path = "script_tests.rs"]
+mod tests;

@@ -62,6 +62,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// So many looks are time enough for everybody to have had one.
 const LOOKS: u32 = 4;
 
+/// For so many intervals a partition is kept that another did not come for.
+const KEPT: u32 = 10;
+
 /// How often one renews while anything is unowned.
 const UNOWNED: Duration = Duration::from_secs(1);
 
@@ -75,9 +78,9 @@ pub(super) struct Share {
     /// Told to be given up, and still ours on the server.
     leaving: BTreeSet<u32>,
     free_since: BTreeMap<u32, Instant>,
-    /// Claimed though it was meant for another, who did not come for it; kept until somebody comes or
-    /// goes.
-    beyond: BTreeSet<u32>,
+    /// Claimed though it was meant for another, who did not come for it, and when; kept until somebody
+    /// comes or goes, or until it is time to see whether the other comes by now.
+    beyond: BTreeMap<u32, Instant>,
     members: BTreeSet<Claimant>,
     /// What others had at the last renewal.
     others: BTreeSet<u32>,
@@ -98,16 +101,23 @@ impl Share {
         &self.held
     }
 
-    /// What may be claimed and kept whoever it is meant for: what was free for a whole renewal interval.
+    /// What may be claimed and kept whoever it is meant for: what was free for a whole renewal interval,
+    /// unless others may be holding off.
     pub(super) fn beyond(&self, now: Instant, rhythm: Rhythm) -> BTreeSet<u32> {
+        let since = |then: &Instant| now.duration_since(*then);
+        let kept = self
+            .beyond
+            .iter()
+            .filter(|(_, then)| since(then) < KEPT * rhythm.renew);
+        let others_hold_off = self
+            .deleted
+            .as_ref()
+            .is_some_and(|d| since(&d.at) < rhythm.ttl + rhythm.renew);
         let overdue = self
             .free_since
             .iter()
-            .filter(|(_, since)| {
-                now.duration_since(**since) >= rhythm.renew && self.may_claim(now, rhythm)
-            })
-            .map(|(p, _)| *p);
-        self.beyond.iter().copied().chain(overdue).collect()
+            .filter(|(_, then)| !others_hold_off && since(then) >= rhythm.renew);
+        kept.chain(overdue).map(|(p, _)| *p).collect()
     }
 
     /// Whether what is free may be claimed. After claims were deleted, what looks free may be another's who
@@ -141,11 +151,13 @@ impl Share {
         let others = view.owners.keys().filter(|p| !view.held.contains(p));
         self.others = others.copied().collect();
         let beyond = self.beyond(now, rhythm);
-        self.beyond = if self.members == view.members {
-            beyond.intersection(&view.held).copied().collect()
+        if self.members != view.members {
+            self.beyond.clear();
         } else {
-            BTreeSet::new()
-        };
+            let beyond = beyond.intersection(&view.held);
+            let since = |p: &u32| *self.beyond.get(p).unwrap_or(&now);
+            self.beyond = beyond.map(|p| (*p, since(p))).collect();
+        }
         self.members.clone_from(&view.members);
 
         let free: BTreeSet<u32> = (0..partitions)
@@ -442,7 +454,7 @@ mod tests {
                         for p in (0..8).filter(|p| !view.owners.contains_key(p)) {
                             free_for.entry(p).or_insert(0);
                         }
-                        prop_assert!(share.beyond.is_subset(&view.held) && share.beyond.is_subset(&may_hold));
+                        prop_assert!(share.beyond.keys().all(|p| view.held.contains(p) && may_hold.contains(p)));
                     }
                     Event::Released(some) => {
                         let ended = some.iter().filter(|p| lanes.get(p) == Some(&true)).copied().collect();
@@ -460,7 +472,7 @@ mod tests {
                 prop_assert_eq!(held, lanes.keys().copied().collect::<Vec<_>>());
                 for p in share.beyond(now, RHYTHM) {
                     let free = free_for.get(&p).is_some_and(|age| *age >= RENEW.as_secs());
-                    prop_assert!(free || share.beyond.contains(&p), "{p} is not for us yet");
+                    prop_assert!(free || share.beyond.contains_key(&p), "{p} is not for us yet");
                 }
             }
         }
