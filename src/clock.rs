@@ -9,6 +9,7 @@ use std::{
 };
 
 use jiff::{Timestamp, tz::Offset};
+#[cfg(not(loom))]
 use rustix::time::{ClockId, clock_gettime};
 
 /// Now, on the monotonic clock.

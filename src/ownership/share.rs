@@ -151,12 +151,12 @@ impl Share {
         let others = view.owners.keys().filter(|p| !view.held.contains(p));
         self.others = others.copied().collect();
         let beyond = self.beyond(now, rhythm);
-        if self.members != view.members {
-            self.beyond.clear();
-        } else {
+        if self.members == view.members {
             let beyond = beyond.intersection(&view.held);
             let since = |p: &u32| *self.beyond.get(p).unwrap_or(&now);
             self.beyond = beyond.map(|p| (*p, since(p))).collect();
+        } else {
+            self.beyond.clear();
         }
         self.members.clone_from(&view.members);
 
