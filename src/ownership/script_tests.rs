@@ -207,6 +207,30 @@ impl World {
         self.fields.insert(name, (value.to_owned(), end));
     }
 
+    /// What a member passes to a renewal.
+    fn arguments(
+        &self,
+        i: usize,
+        standing: &str,
+        may_claim: bool,
+        certain: &BTreeSet<u32>,
+    ) -> [String; 11] {
+        let m = &self.members[i];
+        [
+            m.claimant.as_str().to_owned(),
+            TTL.as_millis().to_string(),
+            N.to_string(),
+            m.claimant.presence(),
+            if self.by_field { "f" } else { "s" }.to_owned(),
+            standing.to_owned(),
+            m.taste.most.to_string(),
+            u8::from(may_claim).to_string(),
+            numbers(certain),
+            numbers(&m.share.beyond(self.now(), RHYTHM)),
+            numbers(&m.taste.refused),
+        ]
+    }
+
     /// One renewal, and everything that may be said about it.
     fn cycle(&mut self, i: usize) {
         if self.members[i].taste.foreign {
@@ -231,23 +255,7 @@ impl World {
         } else {
             BTreeSet::new()
         };
-        let numbers = |set: &BTreeSet<u32>| {
-            let all: Vec<_> = set.iter().map(u32::to_string).collect();
-            all.join(" ")
-        };
-        let args = [
-            me.clone(),
-            TTL.as_millis().to_string(),
-            N.to_string(),
-            presence.clone(),
-            if self.by_field { "f" } else { "s" }.to_owned(),
-            standing.to_owned(),
-            m.taste.most.to_string(),
-            u8::from(may_claim).to_string(),
-            numbers(&certain),
-            numbers(&m.share.beyond(now, RHYTHM)),
-            numbers(&m.taste.refused),
-        ];
+        let args = self.arguments(i, standing, may_claim, &certain);
         let taste = m.taste.clone();
         let first = m.first;
         let answer = self.run(&CYCLE, &args);
@@ -315,7 +323,7 @@ impl World {
         self.compare_view(&view);
 
         let m = &mut self.members[i];
-        (m.first, m.superseded, m.until) = (false, false, now + TTL - Duration::from_secs(2));
+        (m.first, m.superseded, m.until) = (false, false, now + TTL.saturating_sub(SLACK));
         let before = m.share.held().clone();
         let step = m.share.renewed(&view, N, now, RHYTHM);
         assert!(step.taken.is_disjoint(&before) && step.lost.is_subset(&before));
@@ -524,6 +532,11 @@ impl World {
             assert_eq!(owners(self), settled, "it stays where it is");
         }
     }
+}
+
+fn numbers(set: &BTreeSet<u32>) -> String {
+    let all: Vec<_> = set.iter().map(u32::to_string).collect();
+    all.join(" ")
 }
 
 /// An answer as the library reads it.
