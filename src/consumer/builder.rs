@@ -22,7 +22,6 @@ use crate::{
     consume::{
         Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
     },
-    fence::Fence,
     handler::DecodedBy,
     position::Table,
     streams::Prepared,
@@ -438,8 +437,8 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             starts,
             store,
-            lease,
-            lease_patience,
+            claims,
+            patience,
             read_plan,
             pool,
             target,
@@ -448,12 +447,8 @@ impl ConsumerBuilder<HasHandler> {
             name_guard,
         } = streams.prepare(&settings)?;
         let resets = Arc::new(Resets::default());
-        let fence = match &lease {
-            Some(lease) => Arc::clone(lease.fence()),
-            None => Arc::new(Fence::open()),
-        };
         let plan = Plan {
-            fence,
+            fence: claims.fence(),
             read: read_plan,
             read_ahead: settings.reads_ahead(),
             idle_cap: settings.max_idle_delay,
@@ -475,7 +470,7 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
             begins: Mutex::new(starts),
-            leases: OnceLock::new(),
+            claiming: OnceLock::new(),
             awaited: Mutex::default(),
             stalled: settings.stalled,
             hand_over_when_stalled: settings.hand_over_when_stalled,
@@ -520,10 +515,7 @@ impl ConsumerBuilder<HasHandler> {
             running.spawn_flusher(flusher, rhythm)?;
         }
         streams.register(&running);
-        match lease {
-            Some(lease) => running.spawn_leases(lease, lease_patience)?,
-            None => (0..running.table.len()).try_for_each(|p| running.start_lane(p))?,
-        }
+        running.spawn_claiming(claims, patience)?;
         Ok(consumer)
     }
 }

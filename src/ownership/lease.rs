@@ -20,10 +20,9 @@ use redis::Value;
 
 use crate::{
     Error, ErrorKind, Instances, Result, clock,
-    error::ServerClass,
     fence::{Fence, Sent},
     net::{
-        Connection, Interrupt, STOP, Target,
+        Connection, Interrupt, STOP,
         script::{Form, Script, by_hash_first},
     },
     quiet::{HeldBack, Quiet},
@@ -31,9 +30,10 @@ use crate::{
 };
 
 use super::{
-    map::{Member, Ownership, Ranges, Standing},
+    map::{Map, Member, Ownership, Ranges, Standing},
     script::{CYCLE, RELEASE},
     share::{LOOK, Rhythm, Share, View},
+    terms::Terms,
 };
 
 /// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
@@ -53,30 +53,11 @@ pub(crate) trait Lanes {
     fn running(&self) -> BTreeSet<u32>;
     /// Those of them whose lane was cut.
     fn occupied(&self) -> BTreeSet<u32>;
+    /// This is another's to handle, for this reason, and nothing of it may be begun or stored; but it stays
+    /// ours to show.
+    fn stand_down(&self, partition: u32, why: String);
     /// Whether all lanes have ended, and what they finished is stored if it can be.
     fn all_done(&self) -> bool;
-}
-
-/// What a lease is told once.
-#[derive(Debug)]
-pub(crate) struct Terms {
-    pub(crate) topic: Arc<str>,
-    pub(crate) consumer: Arc<str>,
-    pub(crate) target: Arc<Target>,
-    pub(crate) client_name: String,
-    pub(crate) connect_timeout: Duration,
-    /// The hash of claims, and the set of expiries beside it.
-    pub(crate) hash: String,
-    pub(crate) set: String,
-    pub(crate) ttl: Duration,
-    pub(crate) renew: Duration,
-    /// The most partitions this instance takes.
-    pub(crate) most: Option<u32>,
-    /// It takes those that leave this remainder when divided.
-    pub(crate) modulo: u32,
-    pub(crate) remainder: u32,
-    /// How long the lanes may take when all is over.
-    pub(crate) shutdown_timeout: Duration,
 }
 
 /// The claims of one instance of a consumer.
@@ -92,13 +73,6 @@ pub(crate) struct Lease {
     /// Partitions whose lane has ended as it was asked to.
     left: Mutex<BTreeSet<u32>>,
     map: Mutex<Map>,
-}
-
-/// What is known of who owns what.
-#[derive(Debug)]
-struct Map {
-    seen: Ownership,
-    unowned_since: Option<Instant>,
 }
 
 /// Renew now.
@@ -118,16 +92,7 @@ enum Renewal {
 
 impl Lease {
     pub(crate) fn new(terms: Terms, claimant: Claimant) -> Self {
-        let map = Map {
-            seen: Ownership::unseen(
-                &terms.topic,
-                &terms.consumer,
-                Instances::Lease,
-                Some(&claimant),
-                terms.renew,
-            ),
-            unowned_since: None,
-        };
+        let map = terms.unseen(Instances::Lease, &claimant);
         Self {
             fence: Arc::new(Fence::closed()),
             terms,
@@ -190,11 +155,7 @@ impl Lease {
 
     /// Who owned what at the last renewal.
     pub(crate) fn ownership(&self) -> Ownership {
-        let map = self.map.lock();
-        Ownership {
-            unowned_for: map.unowned_since.map(|since| since.elapsed()),
-            ..map.seen.clone()
-        }
+        self.map.lock().now()
     }
 
     /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt, and
@@ -298,8 +259,7 @@ impl Renewer<'_> {
     }
 
     fn timeout(&self) -> Duration {
-        let terms = &self.lease.terms;
-        terms.connect_timeout.min(terms.ttl / 3)
+        self.lease.terms.timeout()
     }
 
     /// One renewal, and what follows from it. Returns when to renew again.
@@ -384,13 +344,7 @@ impl Renewer<'_> {
         seen.members = view.members.iter().map(Member::from).collect();
         seen.owned = view.held.iter().copied().collect();
         seen.standing = Standing::Holding;
-        match seen.owners.contains(&None) {
-            false => map.unowned_since = None,
-            true => drop(map.unowned_since.get_or_insert_with(clock::now)),
-        }
-        let changed = map.seen != seen;
-        map.seen = seen;
-        changed
+        map.draw(seen)
     }
 
     fn failed(&mut self, e: &Error) -> Duration {
@@ -598,18 +552,7 @@ impl Renewer<'_> {
             self.connection = Some(kept);
             return Ok(());
         }
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
-        let stop = Some(&self.lease.interrupt);
-        let mut connection = Connection::dial(&terms.target, &terms.client_name, stop, timeout)?;
-        let mut probe = redis::cmd("HPTTL");
-        probe.arg(&terms.hash).arg("FIELDS").arg(1).arg(PRESENCE);
-        let by_field = match connection.call(&probe, timeout) {
-            Ok(_) => true,
-            Err(e) if e.server_class() == Some(ServerClass::UnknownCommand) => false,
-            // what may not be asked may not be done either, and the script says so
-            Err(e) if e.server_class() == Some(ServerClass::NoPermission) => true,
-            Err(e) => return Err(self.about(e)),
-        };
+        let (connection, by_field) = self.lease.terms.dial(&self.lease.interrupt)?;
         self.lease.by_field.store(by_field, Relaxed);
         self.connection = Some(connection);
         Ok(())
@@ -681,8 +624,7 @@ impl Renewer<'_> {
     }
 
     fn about(&self, e: Error) -> Error {
-        let terms = &self.lease.terms;
-        e.on_key(&terms.hash).at(terms.target.endpoint())
+        self.lease.terms.about(e)
     }
 }
 
