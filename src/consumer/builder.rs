@@ -16,7 +16,7 @@ use super::{
     running::Running,
 };
 use crate::{
-    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Json, Message,
+    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Instances, Json, Message,
     MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
     TypedBatchHandler, TypedHandler,
     consume::{
@@ -307,6 +307,50 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.backpressure_enabled(on))
     }
 
+    /// How partitions are divided between instances (default [`Instances::Lease`]).
+    pub fn instances(self, mode: Instances) -> Self {
+        self.with(move |s| s.instances(mode))
+    }
+
+    /// Which instance this is and of how many, under [`Instances::Static`], which it implies.
+    pub fn instance_of(self, index: u32, count: u32) -> Self {
+        self.with(move |s| {
+            let s = s.instances(Instances::Static);
+            s.instances_index(index).instances_count(count)
+        })
+    }
+
+    /// How long a claim lasts that is not renewed (default 30 s): so long after an instance died without a
+    /// word its partitions are another's.
+    pub fn lease_ttl(self, ttl: Duration) -> Self {
+        self.with(move |s| s.lease_ttl(ttl))
+    }
+
+    /// How often claims are renewed (default 10 s).
+    pub fn lease_renew(self, interval: Duration) -> Self {
+        self.with(move |s| s.lease_renew(interval))
+    }
+
+    /// The most partitions this instance takes (default: no limit).
+    pub fn max_partitions(self, partitions: u32) -> Self {
+        self.with(move |s| s.max_partitions(partitions))
+    }
+
+    /// This instance takes the partitions that leave `remainder` when divided by `modulo` (default: all).
+    pub fn partitions_where(self, modulo: u32, remainder: u32) -> Self {
+        self.with(move |s| s.partition_modulo(modulo).partition_remainder(remainder))
+    }
+
+    /// From when on a handler that does not come back is a reason to look (default 5 min; zero: never).
+    pub fn stalled(self, after: Duration) -> Self {
+        self.with(move |s| s.stalled(after))
+    }
+
+    /// Whether the partition of a stalled handler goes to another instance (default false).
+    pub fn hand_over_when_stalled(self, on: bool) -> Self {
+        self.with(move |s| s.hand_over_when_stalled(on))
+    }
+
     /// How long stopping waits for handlers (default 10 s).
     pub fn shutdown_timeout(self, timeout: Duration) -> Self {
         self.with(move |s| s.shutdown_timeout(timeout))
@@ -508,11 +552,7 @@ impl ConsumerBuilder<HasHandler> {
                 [&running.flush_interrupt, &running.flushed].map(Arc::clone),
                 flush_timeout,
             );
-            let rhythm = Rhythm {
-                interval: settings.persist_interval,
-                stores: !settings.persist.is_sync(),
-            };
-            running.spawn_flusher(flusher, rhythm)?;
+            running.spawn_flusher(flusher, Rhythm::of(&settings))?;
         }
         streams.register(&running);
         running.spawn_claiming(claims, patience)?;

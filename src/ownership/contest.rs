@@ -131,9 +131,11 @@ impl Contest {
         }
         if !present {
             self.disputes.remove(&partition);
-            return match self.stale.insert(partition) {
-                true => Verdict::Stale,
-                false => Verdict::Keep,
+            let is_new = self.stale.insert(partition);
+            return if is_new {
+                Verdict::Stale
+            } else {
+                Verdict::Keep
             };
         }
         let fresh = Dispute {
@@ -156,20 +158,15 @@ impl Contest {
             }
         };
         if now - dispute.since < self.grace {
-            return match is_new {
-                true => Verdict::Warn,
-                false => Verdict::Keep,
-            };
+            return if is_new { Verdict::Warn } else { Verdict::Keep };
         }
         if self.me > rival {
             self.disputes.remove(&partition);
             self.left.insert(partition, rival);
             return Verdict::StandDown;
         }
-        match std::mem::replace(&mut dispute.kept, true) {
-            true => Verdict::Keep,
-            false => Verdict::Hold,
-        }
+        let told = std::mem::replace(&mut dispute.kept, true);
+        if told { Verdict::Keep } else { Verdict::Hold }
     }
 
     /// Looks whether those are gone that partitions were left to.

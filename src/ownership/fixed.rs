@@ -142,7 +142,7 @@ impl Place {
     }
 }
 
-/// The number at the end of a pod's name, as StatefulSets give it: `svc-3`.
+/// The number at the end of a pod's name, as a `StatefulSet` gives it: `svc-3`.
 fn ordinal(pod: &str) -> Option<u32> {
     let (stem, number) = pod.rsplit_once('-')?;
     digits(number).filter(|_| !stem.is_empty())

@@ -144,9 +144,10 @@ impl Map {
 
     /// Draws it anew; true when it says something new.
     pub(super) fn draw(&mut self, seen: Ownership) -> bool {
-        match seen.owners.contains(&None) {
-            false => self.unowned_since = None,
-            true => drop(self.unowned_since.get_or_insert_with(clock::now)),
+        if seen.owners.contains(&None) {
+            self.unowned_since.get_or_insert_with(clock::now);
+        } else {
+            self.unowned_since = None;
         }
         let changed = self.seen != seen;
         self.seen = seen;

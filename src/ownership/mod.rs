@@ -7,6 +7,7 @@ mod holding;
 mod lease;
 mod map;
 mod register;
+mod renewer;
 mod roll;
 mod script;
 mod share;

@@ -206,9 +206,10 @@ impl<'a> Register<'a> {
         if e.server_class() != Some(ServerClass::NoPermission) {
             return e;
         }
-        let more = match self.by_field {
-            true => "+hpexpire",
-            false => "+time +zadd +zrem +zrangebyscore +watch +unwatch +multi +exec",
+        let more = if self.by_field {
+            "+hpexpire"
+        } else {
+            "+time +zadd +zrem +zrangebyscore +watch +unwatch +multi +exec"
         };
         let what = format!(
             "{}; claims need ACL SETUSER <user> {RIGHTS} {more} ~{}* ~{}*",

@@ -27,7 +27,6 @@ use super::{
     lease::Lanes,
     map::{Map, Member, Ownership, Standing},
     register::Register,
-    share::LOOK,
     terms::Terms,
 };
 
@@ -61,6 +60,9 @@ const CALL: u32 = 1 << 1;
 const HEAR: u32 = 1 << 2;
 /// The consumer ends.
 const CLOSE: u32 = 1 << 3;
+
+/// How often one looks whether a rival was met, or what is awaited was released.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How soon the roll is called again that could not be.
 const RETRY: Duration = Duration::from_secs(1);
@@ -365,10 +367,10 @@ impl Caller<'_> {
     /// How long until the next look at who partitions were left to, or the next call if that comes first.
     fn until_recheck(&self) -> Duration {
         let Contention { recheck, .. } = self.roll.contention;
-        match recheck.is_zero() {
-            true => self.roll.terms.renew,
-            false => recheck.saturating_sub(self.rechecked.elapsed()),
+        if recheck.is_zero() {
+            return self.roll.terms.renew;
         }
+        recheck.saturating_sub(self.rechecked.elapsed())
     }
 
     /// Gives up a partition whose lane does not count any more.
@@ -384,8 +386,8 @@ impl Caller<'_> {
     /// An instance as people know it.
     fn member(&self, id: InstanceId) -> Member {
         let known = self.seen.members.iter().chain(self.seen.owners.values());
-        let known = known.filter(|c| c.instance() == id).map(Member::from);
-        known.last().unwrap_or_else(|| Member {
+        let mut known = known.filter(|c| c.instance() == id).map(Member::from);
+        known.next().unwrap_or_else(|| Member {
             instance: id.to_string(),
             pod: "instance".to_owned(),
             epoch: String::new(),
@@ -520,7 +522,9 @@ impl Caller<'_> {
         left.retain(|p| self.holding.is_leaving(*p));
         if let Some(register) = self.register.as_mut().filter(|_| !left.is_empty()) {
             register.release(&left, false)?;
-            left.iter().for_each(|p| self.holding.released(*p));
+            for p in &left {
+                self.holding.released(*p);
+            }
             let left: Vec<u32> = left.iter().copied().collect();
             log::info!("{}: released partitions {}", self.roll, Each(&left));
         }
@@ -561,7 +565,11 @@ impl Caller<'_> {
                 interrupt,
                 ..
             } = self.roll;
-            self.register = Some(Register::new(terms, claimant, terms.dial(interrupt)?));
+            self.register = Some(Register::new(
+                terms,
+                claimant,
+                terms.dial(interrupt, terms.timeout())?,
+            ));
         }
         Ok(())
     }

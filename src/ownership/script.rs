@@ -13,13 +13,13 @@ use crate::net::script::Script;
 /// more than it takes: what a member does not take it says in a field of its own, `takes:<id>`, as the
 /// most it takes and the partitions it refuses, which goes when its presence goes.
 ///
-/// Claims that were deleted though we certainly hold them are made again, and while they are nothing else
-/// is claimed: what looks free may have been deleted, too.
+/// Claims that were deleted though we certainly hold them are made again, and while they are nothing is
+/// claimed or meant for another: what looks free may have been deleted, too.
 ///
 /// `KEYS`: the ownership hash; the sorted set of expiries that stands beside it where the server has no
 /// expiry of hash fields. `ARGV`: our value; TTL in ms; partitions; our presence field; `f` where fields
 /// expire by themselves, else `s`; `first` for the first renewal of this process, `again` while the last
-/// one certainly holds, else `back`; the most we take; `1` if we may claim what is free, else `0`; then
+/// one certainly holds, else `back`; the most we take; `1` if we may claim what is free and give up what is not meant for us, else `0`; then
 /// three lists of partitions, each as numbers between blanks: what we certainly hold, what we claim and
 /// keep whoever it is meant for, and what we refuse.
 ///
@@ -175,11 +175,11 @@ for p = 0, n - 1 do
   if field[name] == me then
     extend(name)
     held[#held + 1] = p
-    if plan[p] ~= mine then surplus[#surplus + 1] = p end
+    if may_claim and plan[p] ~= mine then surplus[#surplus + 1] = p end
   end
 end
 return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
-    sha1: "f6f82f9c47bd2bafc0770d090962772ec5b36e01",
+    sha1: "9bec01452f2507c4cb512e66086880e93f2d4fd9",
     commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 

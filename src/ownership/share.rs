@@ -44,11 +44,20 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rhythm {
     pub(super) renew: Duration,
+    /// How long claims last.
+    pub(super) ttl: Duration,
 }
 
-/// How often one looks for changes in between. Who comes, goes, or gives something up changes the
-/// [length](View::length) of the hash, which costs the server next to nothing to say.
-pub(super) const LOOK: Duration = Duration::from_millis(500);
+impl Rhythm {
+    /// How often one looks for changes in between. Who comes, goes, or gives something up changes the
+    /// [length](View::length) of the hash, which costs the server next to nothing to say.
+    pub(super) fn look(self) -> Duration {
+        LOOK.min(self.renew / 2)
+    }
+}
+
+/// See [`Rhythm::look`].
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How often one renews while anything is unowned.
 const UNOWNED: Duration = Duration::from_secs(1);
@@ -82,16 +91,18 @@ impl Share {
         let overdue = self
             .free_since
             .iter()
-            .filter(|(_, since)| now.duration_since(**since) >= rhythm.renew)
+            .filter(|(_, since)| {
+                now.duration_since(**since) >= rhythm.renew && self.may_claim(now, rhythm)
+            })
             .map(|(p, _)| *p);
         self.beyond.iter().copied().chain(overdue).collect()
     }
 
-    /// Whether what is free may be claimed. Not for an interval after claims were found deleted: what
-    /// looks free then may be another's, who has not found out.
+    /// Whether what is free may be claimed. Not while claims that were deleted would have lasted: what looks
+    /// free may be another's, who has not found out.
     pub(super) fn may_claim(&self, now: Instant, rhythm: Rhythm) -> bool {
         self.deleted
-            .is_none_or(|then| now.duration_since(then) >= rhythm.renew)
+            .is_none_or(|then| now.duration_since(then) >= rhythm.ttl)
     }
 
     /// A renewal has succeeded.
@@ -180,7 +191,10 @@ mod tests {
     use crate::clock;
 
     const RENEW: Duration = Duration::from_secs(10);
-    const RHYTHM: Rhythm = Rhythm { renew: RENEW };
+    const RHYTHM: Rhythm = Rhythm {
+        renew: RENEW,
+        ttl: Duration::from_secs(30),
+    };
 
     fn set(numbers: &[u32]) -> BTreeSet<u32> {
         numbers.iter().copied().collect()
@@ -331,7 +345,10 @@ mod tests {
         ] {
             let mut view = view(&[0], if free { &[] } else { &[1] }, &["me"]);
             view.first_end = first_end.map(ms);
-            let rhythm = Rhythm { renew: ms(renew) };
+            let rhythm = Rhythm {
+                renew: ms(renew),
+                ttl: 3 * ms(renew),
+            };
             let step = Share::default().renewed(&view, 2, now, rhythm);
             assert_eq!(step.next, ms(next), "{free} {first_end:?} {renew}");
             assert_eq!(Share::failed(rhythm), ms(renew.min(1000)));

@@ -35,7 +35,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// How long one question may take.
+    /// How long one question may take at most.
     pub(super) fn timeout(&self) -> Duration {
         self.connect_timeout.min(self.ttl / 3)
     }
@@ -53,8 +53,11 @@ impl Terms {
     }
 
     /// Makes a connection, and finds out whether the server's hash fields expire by themselves.
-    pub(super) fn dial(&self, stop: &Arc<Interrupt>) -> Result<(Connection, bool)> {
-        let timeout = self.timeout();
+    pub(super) fn dial(
+        &self,
+        stop: &Arc<Interrupt>,
+        timeout: Duration,
+    ) -> Result<(Connection, bool)> {
         let mut connection =
             Connection::dial(&self.target, &self.client_name, Some(stop), timeout)?;
         let mut probe = redis::cmd("HPTTL");
