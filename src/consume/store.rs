@@ -557,7 +557,10 @@ mod tests {
     fn under_a_claim_a_position_is_stored_if_nothing_speaks_against_it() {
         let mut scene = Scene::new();
         let lease = lease(&scene.server);
-        scene.store = scene.store.clone().under(&lease);
+        scene.store = scene
+            .store
+            .clone()
+            .under(&Claims::Lease(Arc::clone(&lease)));
         let me = lease.claimant().as_str();
         let (hash, set) = ("re:o:{t}:c", "re:e:{t}:c");
         let claim = |p: &str, by: &str| drop(scene.server.command(&["HSET", hash, p, by]).unwrap());
@@ -657,7 +660,10 @@ mod tests {
     fn only_the_owner_moves_a_position_back() {
         let mut scene = Scene::new();
         let lease = lease(&scene.server);
-        scene.store = scene.store.clone().under(&lease);
+        scene.store = scene
+            .store
+            .clone()
+            .under(&Claims::Lease(Arc::clone(&lease)));
         let moves = |scene: &mut Scene, marker: Option<&str>| {
             let marker = marker.map(|m| Marker::parse(m.as_bytes()).unwrap());
             let (to, c) = (StreamId::new(1, 0), &mut scene.connection);

@@ -320,6 +320,18 @@ impl<H> ConsumerBuilder<H> {
         })
     }
 
+    /// Under [`Instances::Static`]: for how long another instance that stores positions of the same partition
+    /// is only warned of (default 1 min); then the one with the greater id stands down.
+    pub fn contested_grace(self, grace: Duration) -> Self {
+        self.with(move |s| s.contested_grace(grace))
+    }
+
+    /// Under [`Instances::Static`]: how often a partition that was left to another instance is looked at, to
+    /// take it up again when that one is gone (default 30 s; zero: never).
+    pub fn contested_recheck(self, interval: Duration) -> Self {
+        self.with(move |s| s.contested_recheck(interval))
+    }
+
     /// How long a claim lasts that is not renewed (default 30 s): so long after an instance died without a
     /// word its partitions are another's.
     pub fn lease_ttl(self, ttl: Duration) -> Self {

@@ -221,7 +221,7 @@ mod tests {
     use super::{Verdict::*, *};
     use crate::clock;
 
-    const GRACE: Duration = Duration::from_secs(60);
+    const GRACE: Duration = Duration::from_mins(1);
 
     /// Three ids in their order.
     fn ids() -> [InstanceId; 3] {
@@ -232,9 +232,9 @@ mod tests {
 
     #[test]
     fn a_rival_is_warned_of_and_then_the_greater_id_yields() {
-        let [low, me, high] = ids();
         // When it is seen, in seconds; whether it is present; and what follows.
         type Case<'a> = (&'a str, InstanceId, &'a [(u64, bool, Verdict)]);
+        let [low, me, high] = ids();
         let cases: &[Case<'_>] = &[
             (
                 "yields to the lower, once",

@@ -51,7 +51,8 @@ impl Holding {
     /// left to another for the time being.
     ///
     /// Whatever is new is taken at once, for numbers decide and not claims. But where a topic has grown, and
-    /// what was another's is ours now, that one finishes and releases it first.
+    /// what was another's is ours now, that one finishes and releases it first: it is taken when `owners`, as
+    /// they were seen since, do not have it.
     pub(super) fn step(
         &mut self,
         range: Range<u32>,
@@ -64,9 +65,9 @@ impl Holding {
         let give_up: Vec<u32> = gone.copied().filter(|p| !range.contains(p)).collect();
         self.leaving.extend(&give_up);
         let known = std::mem::replace(&mut self.known, partitions);
-        let is_free = |p: u32| p >= known || owners.get(&p).is_none_or(|owner| owner == me);
+        let is_free = |p: u32| known == partitions && owners.get(&p).is_none_or(|o| o == me);
         let take: Vec<u32> = range
-            .filter(|p| !self.held.contains(p) && !waived(*p) && is_free(*p))
+            .filter(|p| !self.held.contains(p) && !waived(*p) && (*p >= known || is_free(*p)))
             .collect();
         self.held.extend(&take);
         Step { take, give_up }
@@ -105,6 +106,11 @@ impl Holding {
     /// What is claimed.
     pub(super) fn held(&self) -> &BTreeSet<u32> {
         &self.held
+    }
+
+    /// Whether this is claimed, and to stay so.
+    pub(super) fn keeps(&self, partition: u32) -> bool {
+        self.held.contains(&partition) && !self.leaving.contains(&partition)
     }
 
     /// Whether this is to be released when its lane has ended.
@@ -170,6 +176,10 @@ mod tests {
         // Of six, the third is the first one's.
         let step_of_a = step(&mut of_a, 0..3, 6, &seen, &a);
         assert_eq!(step_of_a.take, Vec::<u32>::new(), "it is the other's yet");
+        let mut early = Holding::default();
+        step(&mut early, 0..2, 4, &none, &a);
+        let unseen = step(&mut early, 0..3, 6, &none, &a);
+        assert!(unseen.take.is_empty(), "what was seen before says nothing");
         let step_of_b = step(&mut of_b, 3..6, 6, &seen, &b);
         assert_eq!(
             (step_of_b.take, step_of_b.give_up),
@@ -207,8 +217,6 @@ mod tests {
 
     #[test]
     fn another_claim_is_found_before_ours_or_after_it() {
-        let (me, other, old) = (claimant("svc-0"), claimant("svc-1"), claimant("svc-0"));
-        let foreign = Claimant::read(format!("{}|svc-0", me.instance()).as_bytes());
         // What stood there before and after, whether we had claimed it, and whose claim is disputed.
         type Case<'a> = (
             &'a str,
@@ -217,6 +225,8 @@ mod tests {
             bool,
             Option<&'a Claimant>,
         );
+        let (me, other, old) = (claimant("svc-0"), claimant("svc-1"), claimant("svc-0"));
+        let foreign = Claimant::read(format!("{}|svc-0", me.instance()).as_bytes());
         let cases: &[Case<'_>] = &[
             ("nothing, then ours", None, Some(&me), false, None),
             ("ours all along", Some(&me), Some(&me), true, None),
@@ -230,12 +240,12 @@ mod tests {
         for (what, before, after, written, rival) in cases {
             let mut h = Holding::default();
             let at =
-                |c: &Option<&Claimant>| entries(&c.map(|c| (0, c)).into_iter().collect::<Vec<_>>());
+                |c: Option<&Claimant>| entries(&c.map(|c| (0, c)).into_iter().collect::<Vec<_>>());
             step(&mut h, 0..1, 2, &Entries::default(), &me);
             if *written {
-                h.called(&Entries::default(), &at(&Some(&me)), &me, 2);
+                h.called(&Entries::default(), &at(Some(&me)), &me, 2);
             }
-            let found = h.called(&at(before), &at(after), &me, 2);
+            let found = h.called(&at(*before), &at(*after), &me, 2);
             let contested: Vec<_> = found.contested.iter().map(|(_, c)| c).collect();
             assert_eq!(
                 contested,

@@ -71,18 +71,23 @@ impl<'a> Register<'a> {
             for field in &fields {
                 note.arg(now + ttl).arg(field);
             }
-            // The end first: what has none would stay for ever.
+            // The end first: whoever dies in between has then claimed nothing.
             [all.clone(), note, claim, all]
         };
         let answers = self.exchange(&commands)?;
         let [before, first, second, after] = answers.try_into().map_err(|_| self.odd())?;
-        if self.by_field && first.is_ok() && second.is_err() {
+        let (claimed, ends) = if self.by_field {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        if claimed.is_ok() && ends.is_err() {
+            // A claim that has no end would outlast us.
             let mut undo = self.on_hash("HDEL");
             undo.arg(&fields);
             let _ = self.exchange(&[undo]); // the refusal is what matters
         }
-        let refused = [first, second].into_iter().find_map(Result::err);
-        if let Some(e) = refused {
+        if let Some(e) = claimed.err().or(ends.err()) {
             return Err(self.refused(e));
         }
         let read = |answer: Result<Value>| {
@@ -244,4 +249,125 @@ fn entries(answer: Value) -> Option<Entries> {
         }
     }
     Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{
+        net::{Interrupt, Target},
+        testing::{PrivateServer, Reply, eventually},
+        wire::InstanceId,
+    };
+
+    const HASH: &str = "re:o:{t}:c";
+
+    fn terms(server: &PrivateServer, ttl: Duration) -> Terms {
+        Terms {
+            topic: "t".into(),
+            consumer: "c".into(),
+            target: Arc::new(Target::parse(&server.url()).unwrap()),
+            client_name: "roll".into(),
+            connect_timeout: Duration::from_secs(20),
+            hash: HASH.into(),
+            set: "re:e:{t}:c".into(),
+            ttl,
+            renew: ttl,
+            most: None,
+            modulo: 1,
+            remainder: 0,
+            shutdown_timeout: ttl,
+        }
+    }
+
+    fn register<'a>(terms: &'a Terms, me: &'a Claimant) -> Register<'a> {
+        let timeout = terms.connect_timeout;
+        let dialled = terms.dial(&Arc::<Interrupt>::default(), timeout);
+        Register::new(terms, me, dialled.unwrap())
+    }
+
+    fn claimant(pod: &str) -> Claimant {
+        Claimant::new(InstanceId::derive(pod), pod)
+    }
+
+    fn fields(server: &PrivateServer) -> BTreeSet<String> {
+        let keys = server.command(&["HKEYS", HASH]).unwrap();
+        keys.items().iter().map(Reply::text).collect()
+    }
+
+    #[test]
+    fn a_call_claims_and_shows_what_there_was_and_what_has_ended_is_gone() {
+        let server = PrivateServer::start().unwrap();
+        let (brief, long) = (Duration::from_millis(200), Duration::from_mins(10));
+        let (of_a, of_b) = (terms(&server, brief), terms(&server, long));
+        let (a, b) = (claimant("svc-0"), claimant("svc-1"));
+        let mut first = register(&of_a, &a);
+        let [before, after] = first.call(&[0, 1].into()).unwrap();
+        assert_eq!(before, Entries::default());
+        let owners = |e: &Entries| e.owners.clone().into_iter().collect::<Vec<_>>();
+        assert_eq!(owners(&after), [(0, a.clone()), (1, a.clone())]);
+        assert_eq!(after.members, [a.clone()].into());
+
+        let mut second = register(&of_b, &b);
+        let gone = || {
+            let [before, after] = second.call(&[1, 2].into()).unwrap();
+            assert_eq!(after.owners[&1], b, "the last to write has it");
+            owners(&before) == owners(&after) && after.members == [b.clone()].into()
+        };
+        assert!(eventually(Duration::from_secs(20), gone));
+        assert_eq!(fields(&server).len(), 3, "two claims and a sign of life");
+        let [before, _] = first.call(&BTreeSet::new()).unwrap();
+        assert_eq!(before.members, [b].into(), "and what was renewed is not");
+    }
+
+    #[test]
+    fn a_release_leaves_what_is_anothers_with_scripts_and_without() {
+        let server = PrivateServer::start().unwrap();
+        let terms = terms(&server, Duration::from_mins(10));
+        let (a, b) = (claimant("svc-0"), claimant("svc-1"));
+        for rights in ["+@all", "-@scripting"] {
+            server
+                .command(&["ACL", "SETUSER", "default", rights])
+                .unwrap();
+            let (mut ours, mut theirs) = (register(&terms, &a), register(&terms, &b));
+            ours.call(&[0, 1, 2].into()).unwrap();
+            theirs.call(&[1].into()).unwrap();
+            ours.release(&[2].into(), false).unwrap();
+            let presence = [a.presence(), b.presence()];
+            let all = |claims: &[&str], of: &[String]| -> BTreeSet<String> {
+                let claims = claims.iter().map(|c| (*c).to_owned());
+                claims.chain(of.iter().cloned()).collect()
+            };
+            assert_eq!(fields(&server), all(&["0", "1"], &presence), "{rights}");
+            ours.release(&[0, 1].into(), true).unwrap();
+            assert_eq!(fields(&server), all(&["1"], &presence[1..]), "{rights}");
+            theirs.release(&[1].into(), true).unwrap();
+            assert_eq!(fields(&server), BTreeSet::new());
+            let left = server.command(&["ZCARD", "re:e:{t}:c"]).unwrap();
+            assert_eq!(left.text(), "0");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_says_what_to_grant_and_leaves_no_claim_without_an_end() {
+        let server = PrivateServer::start().unwrap();
+        let terms = terms(&server, Duration::from_mins(10));
+        let me = claimant("svc-0");
+        let mut register = register(&terms, &me);
+        let needed = if register.by_field {
+            "hpexpire"
+        } else {
+            "zadd"
+        };
+        let without = format!("-{needed}");
+        server
+            .command(&["ACL", "SETUSER", "default", &without])
+            .unwrap();
+        let e = register.call(&[0].into()).unwrap_err();
+        assert!(!e.is_retryable() && e.key() == Some(HASH), "{e}");
+        assert!(e.to_string().contains(&format!("+{needed}")), "{e}");
+        assert_eq!(fields(&server), BTreeSet::new());
+    }
 }

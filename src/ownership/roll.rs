@@ -138,6 +138,7 @@ impl Roll {
             holding: Holding::default(),
             seen: Entries::default(),
             contest: Contest::new(self.claimant.instance(), self.contention.grace),
+            unread: Vec::new(),
             rechecked: clock::now(),
             closing: None,
             trouble: None,
@@ -166,6 +167,8 @@ struct Caller<'a> {
     /// What the last call left.
     seen: Entries,
     contest: Contest,
+    /// Partitions whose lane could not be started yet.
+    unread: Vec<u32>,
     /// When it was last looked whether rivals are gone.
     rechecked: Instant,
     /// When the wait for the lanes is over.
@@ -192,7 +195,7 @@ impl Caller<'_> {
             }
             let called = self.turn(begun.is_some());
             let pause = match &called {
-                Ok(()) if self.awaits_another() => LOOK,
+                Ok(()) if !self.awaited().is_empty() => self.until_release(),
                 Ok(()) if self.contest.leaves_any() => self.until_recheck(),
                 Ok(()) => self.roll.terms.renew,
                 Err(e) => self.failed(e),
@@ -245,12 +248,13 @@ impl Caller<'_> {
         if !(first && called.as_ref().is_err_and(|e| !e.is_retryable())) {
             // Numbers decide who reads, whether claims can be written or not; but where all is over
             // nothing begins.
-            for p in step.take {
-                if self.closing.is_none() && !self.lanes.take(p) {
-                    self.leave(p);
-                }
-            }
-            roll.map.lock().seen.standing = Standing::Holding;
+            self.unread.extend(step.take);
+            let (lanes, holding, closing) = (self.lanes, &self.holding, self.closing);
+            self.unread
+                .retain(|p| closing.is_none() && holding.keeps(*p) && !lanes.take(*p));
+            let mut map = roll.map.lock();
+            map.seen.standing = Standing::Holding;
+            map.seen.owned = self.kept();
         }
         called
     }
@@ -286,11 +290,28 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// Whether something of our range is another's yet, and is to be released by that one.
-    fn awaits_another(&self) -> bool {
-        let n = self.lanes.partitions();
-        let mut range = self.roll.place.range(n);
-        range.any(|p| !self.holding.held().contains(&p) && !self.contest.is_left(p))
+    /// What is ours, and to stay so.
+    fn kept(&self) -> Vec<u32> {
+        let held = self.holding.held().iter().copied();
+        held.filter(|p| self.holding.keeps(*p)).collect()
+    }
+
+    /// What of our range is another's yet, and is to be released by that one.
+    fn awaited(&self) -> Vec<u32> {
+        let range = self.roll.place.range(self.lanes.partitions());
+        let held = self.holding.held();
+        range
+            .filter(|p| !held.contains(p) && !self.contest.is_left(*p))
+            .collect()
+    }
+
+    /// How long until the next look at whether what is awaited was released.
+    fn until_release(&self) -> Duration {
+        let free = |p: &u32| !self.seen.owners.contains_key(p);
+        if self.awaited().iter().any(free) {
+            return Duration::ZERO; // it was
+        }
+        LOOK.min(self.roll.terms.renew / 2)
     }
 
     /// Decides about those who were met.
@@ -300,7 +321,7 @@ impl Caller<'_> {
             self.rechecked = now;
         }
         for (p, rival) in roll.rivals.take() {
-            if !self.holding.held().contains(&p) || self.holding.is_leaving(p) {
+            if !self.holding.keeps(p) {
                 continue; // who was met is the rightful owner
             }
             let who = self.member(rival);
@@ -402,8 +423,7 @@ impl Caller<'_> {
         let owner = |p| self.seen.owners.get(&p).map(Member::from);
         seen.owners = (0..partitions).map(owner).collect();
         seen.members = self.seen.members.iter().map(Member::from).collect();
-        seen.owned = self.holding.held().iter().copied().collect();
-        seen.owned.retain(|p| !self.holding.is_leaving(*p));
+        seen.owned = self.kept();
         let claims = findings.contested.iter();
         seen.contested = claims.map(|(p, c)| (*p, Member::from(c))).collect();
         for (p, rival) in self.contest.open() {
