@@ -23,7 +23,7 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    ownership::{Lease, Ownership, Terms},
+    ownership::{Claims, Contention, Lease, Ownership, Place, Roll, Terms},
     publish::{
         self, BufferedPublisher, Partitions, PublishCounts, PublishPlan, PublishStatus, Role,
         Subject, TraceHook, ensure,
@@ -96,10 +96,10 @@ pub(crate) struct Prepared {
     pub(crate) partitions: Arc<Partitions>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
-    /// The claims to be made; `None` where partitions are not claimed.
-    pub(crate) lease: Option<Arc<Lease>>,
+    /// The claims to be made.
+    pub(crate) claims: Claims,
     /// How long a start waits for the first of them.
-    pub(crate) lease_patience: Duration,
+    pub(crate) patience: Duration,
     pub(crate) read_plan: Arc<ReadPlan>,
     pub(crate) pool: ArenaPool,
     pub(crate) target: Arc<Target>,
@@ -144,11 +144,7 @@ impl Streams {
             }
         };
         settings.heed_connect_timeout(target.connect_timeout());
-        let named = settings.pod_name.clone();
-        let lookup = |name: &str| match name {
-            "POD_NAME" if named.is_some() => named.clone(),
-            _ => env::var(name).ok(),
-        };
+        let lookup = |name: &str| ambient(&settings, name);
         let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
         let consumers = Arc::<Consumers>::default();
         let inner = Inner {
@@ -498,11 +494,8 @@ impl Streams {
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
         let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
         partitions.learn(starts.len() as u32);
-        let lease = self.lease(&settings, &consumer)?;
-        let store = match &lease {
-            Some(lease) => store.under(lease),
-            None => store,
-        };
+        let claims = self.claims(&settings, &consumer);
+        let store = store.under(&claims);
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
             batch_bytes: settings.batch_bytes as usize,
@@ -527,8 +520,8 @@ impl Streams {
             partitions,
             starts,
             store,
-            lease,
-            lease_patience: 2 * self.connect_timeout(),
+            claims,
+            patience: 2 * self.connect_timeout(),
             target: Arc::clone(&inner.target),
             flush_timeout: self.connect_timeout().min(settings.shutdown_timeout),
             name_guard,
@@ -536,12 +529,9 @@ impl Streams {
         })
     }
 
-    /// The claims that a consumer makes, if it makes any.
-    fn lease(&self, c: &ConsumerSettings, consumer: &str) -> Result<Option<Arc<Lease>>> {
+    /// The claims that a consumer makes.
+    fn claims(&self, c: &ConsumerSettings, consumer: &str) -> Claims {
         let (inner, topic) = (&*self.inner, &c.topic);
-        if c.instances == Instances::Static {
-            return Err(Error::config("Instances:Mode Static is not available yet"));
-        }
         let terms = Terms {
             topic: topic.as_str().into(),
             consumer: consumer.into(),
@@ -558,7 +548,19 @@ impl Streams {
             shutdown_timeout: c.shutdown_timeout,
         };
         let claimant = Claimant::new(inner.instance, &inner.pod);
-        Ok(Some(Arc::new(Lease::new(terms, claimant))))
+        if c.instances == Instances::Lease {
+            return Claims::Lease(Arc::new(Lease::new(terms, claimant)));
+        }
+        let (count, index) = (c.instances_count, c.instances_index);
+        let (place, remarks) = Place::find(count, index, |name| ambient(&inner.settings, name));
+        for (level, what) in remarks {
+            log::log!(level, "{topic}/{consumer}: {what}");
+        }
+        let contention = Contention {
+            grace: c.contested_grace,
+            recheck: c.contested_recheck,
+        };
+        Claims::Static(Arc::new(Roll::new(terms, place, contention, claimant)))
     }
 
     fn settle(
@@ -699,6 +701,12 @@ impl Drop for NameGuard {
     fn drop(&mut self) {
         NAMES.lock().remove(&self.0);
     }
+}
+
+/// What the environment says of this instance; of its name the settings say it first.
+fn ambient(settings: &Settings, name: &str) -> Option<String> {
+    let named = settings.pod_name.clone().filter(|_| name == "POD_NAME");
+    named.or_else(|| env::var(name).ok())
 }
 
 /// The server that settings name.

@@ -320,9 +320,11 @@ impl Lane {
             let brief = self.monitor.state() != LaneState::Running;
             self.reader.request(&self.commands, brief)?;
         }
-        let (store, mut fate) = (&self.store, Fate::Stored);
+        let (store, partition) = (&self.store, self.context.partition);
+        let mut fate = Fate::Stored;
         let brought = self.reader.receive(before, store.key(), |answer| {
             store.fates(answer, 1, |_, f| fate = f)?;
+            store.heed(partition, answer);
             match fate {
                 Fate::Stored | Fate::Behind => Ok(()),
                 fate => Err(refused(fate)),

@@ -15,7 +15,7 @@ use crate::{
         Connection, Inbox, resp,
         script::{Form, by_hash_first},
     },
-    ownership::Lease,
+    ownership::{Claims, Lease, Rivals},
     position::Snapshot,
     wire::{InstanceId, Keys, ORDINAL_MAX, Ordinal, POSITION_MAX, PositionValue, ResetMarker},
 };
@@ -46,6 +46,8 @@ pub(crate) struct PositionStore {
     instance: InstanceId,
     /// What writes are made under; `None` where partitions are not claimed.
     lease: Option<Arc<Lease>>,
+    /// Who is told of others who write the same; `None` where leases keep them out.
+    rivals: Option<Arc<Rivals>>,
     flushes: u32,
     text: String,
 }
@@ -84,14 +86,17 @@ impl PositionStore {
             expiries_key: keys.expiries(topic, consumer).into_bytes().into(),
             instance,
             lease: None,
+            rivals: None,
             flushes: 0,
             text: String::with_capacity(128),
         }
     }
 
-    /// From now on nothing is written but under the claims of this lease.
-    pub(crate) fn under(mut self, lease: &Arc<Lease>) -> Self {
-        self.lease = Some(Arc::clone(lease));
+    /// From now on nothing is written but under these claims, where they decide; else they are told of
+    /// others who write the same.
+    pub(crate) fn under(mut self, claims: &Claims) -> Self {
+        self.lease = claims.lease().cloned();
+        self.rivals = claims.rivals().cloned();
         self
     }
 
@@ -290,13 +295,17 @@ impl PositionStore {
                 if i == 0 {
                     told = self.fates(reply, positions.len(), &mut each);
                 }
+                if let Some((p, _)) = positions.get(i) {
+                    self.heed(*p, reply);
+                }
             })?;
             told
         })
     }
 
     /// Renders the commands that store these positions, for a server that knows the script if one is
-    /// needed. Returns how many replies to expect; [`fates`](Self::fates) reads the first.
+    /// needed. Returns how many replies to expect; [`fates`](Self::fates) reads the first, and
+    /// [`heed`](Self::heed) that in the place of each.
     pub(super) fn render(&mut self, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
         self.render_as(Form::Known, out, positions)
     }
@@ -321,10 +330,27 @@ impl PositionStore {
         Ok(())
     }
 
+    /// Looks whether another has written a partition's position, by the reply in its place.
+    pub(super) fn heed(&self, partition: u32, reply: &[u8]) {
+        if let Some(rivals) = &self.rivals {
+            rivals.saw(partition, reply);
+        }
+    }
+
     fn render_as(&mut self, form: Form, out: &mut Vec<u8>, positions: &[(u32, Snapshot)]) -> usize {
         let diagnostics = self.flushes.is_multiple_of(DIAGNOSTICS_EVERY);
         self.flushes = self.flushes.wrapping_add(1);
         let mut replies = 1;
+        if self.rivals.is_some() {
+            // What stands there before it is written over.
+            replies += positions.len();
+            for (p, _) in positions {
+                resp::command(out, 3);
+                resp::arg(out, b"HGET");
+                resp::arg(out, &self.positions_key);
+                resp::arg_number(out, u64::from(*p));
+            }
+        }
         if self.lease.is_some() {
             self.render_script(form, out, positions);
         } else {
@@ -531,7 +557,10 @@ mod tests {
     fn under_a_claim_a_position_is_stored_if_nothing_speaks_against_it() {
         let mut scene = Scene::new();
         let lease = lease(&scene.server);
-        scene.store = scene.store.clone().under(&lease);
+        scene.store = scene
+            .store
+            .clone()
+            .under(&Claims::Lease(Arc::clone(&lease)));
         let me = lease.claimant().as_str();
         let (hash, set) = ("re:o:{t}:c", "re:e:{t}:c");
         let claim = |p: &str, by: &str| drop(scene.server.command(&["HSET", hash, p, by]).unwrap());
@@ -631,7 +660,10 @@ mod tests {
     fn only_the_owner_moves_a_position_back() {
         let mut scene = Scene::new();
         let lease = lease(&scene.server);
-        scene.store = scene.store.clone().under(&lease);
+        scene.store = scene
+            .store
+            .clone()
+            .under(&Claims::Lease(Arc::clone(&lease)));
         let moves = |scene: &mut Scene, marker: Option<&str>| {
             let marker = marker.map(|m| Marker::parse(m.as_bytes()).unwrap());
             let (to, c) = (StreamId::new(1, 0), &mut scene.connection);

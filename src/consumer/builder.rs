@@ -22,7 +22,6 @@ use crate::{
     consume::{
         Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
     },
-    fence::Fence,
     handler::DecodedBy,
     position::Table,
     streams::Prepared,
@@ -321,6 +320,18 @@ impl<H> ConsumerBuilder<H> {
         })
     }
 
+    /// Under [`Instances::Static`]: for how long another instance that stores positions of the same partition
+    /// is only warned of (default 1 min); then the one with the greater id stands down.
+    pub fn contested_grace(self, grace: Duration) -> Self {
+        self.with(move |s| s.contested_grace(grace))
+    }
+
+    /// Under [`Instances::Static`]: how often a partition that was left to another instance is looked at, to
+    /// take it up again when that one is gone (default 30 s; zero: never).
+    pub fn contested_recheck(self, interval: Duration) -> Self {
+        self.with(move |s| s.contested_recheck(interval))
+    }
+
     /// How long a claim lasts that is not renewed (default 30 s): so long after an instance died without a
     /// word its partitions are another's.
     pub fn lease_ttl(self, ttl: Duration) -> Self {
@@ -482,8 +493,8 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             starts,
             store,
-            lease,
-            lease_patience,
+            claims,
+            patience,
             read_plan,
             pool,
             target,
@@ -492,9 +503,8 @@ impl ConsumerBuilder<HasHandler> {
             name_guard,
         } = streams.prepare(&settings)?;
         let resets = Arc::new(Resets::default());
-        let fence = lease.as_ref().map(|lease| Arc::clone(lease.fence()));
         let plan = Plan {
-            fence: fence.unwrap_or_else(|| Arc::new(Fence::open())),
+            fence: claims.fence(),
             read: read_plan,
             read_ahead: settings.reads_ahead(),
             idle_cap: settings.max_idle_delay,
@@ -516,7 +526,7 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
             begins: Mutex::new(starts),
-            leases: OnceLock::new(),
+            claiming: OnceLock::new(),
             awaited: Mutex::default(),
             stalled: settings.stalled,
             hand_over_when_stalled: settings.hand_over_when_stalled,
@@ -557,10 +567,7 @@ impl ConsumerBuilder<HasHandler> {
             running.spawn_flusher(flusher, Rhythm::of(&settings))?;
         }
         streams.register(&running);
-        match lease {
-            Some(lease) => running.spawn_leases(lease, lease_patience)?,
-            None => (0..running.table.len()).try_for_each(|p| running.start_lane(p))?,
-        }
+        running.spawn_claiming(claims, patience)?;
         Ok(consumer)
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::FailHook;
 use crate::{
     Error, ErrorKind, LaneState, Result, clock,
-    consume::{PAUSE, Plan, Seat, Seats},
+    consume::{LOST, PAUSE, Plan, Seat, Seats},
     monitor::Monitor,
     net::STOP,
     streams::WeakStreams,
@@ -37,6 +37,8 @@ pub(super) struct Lane {
     pub(super) ended: Ended,
     /// When it ends it is no lane of this consumer any more.
     leaves: AtomicBool,
+    /// Why it is to do nothing more, though it stays to be seen.
+    stood_down: OnceLock<String>,
 }
 
 /// All that are here now, by partition. The lock is never held while anything is waited for.
@@ -94,6 +96,7 @@ impl Lanes {
             seat: outfit.seats.seat(partition),
             ended,
             leaves: AtomicBool::new(false),
+            stood_down: OnceLock::new(),
         });
         if state.paused {
             lane.seat.interrupt.set(PAUSE);
@@ -122,6 +125,14 @@ impl Lanes {
             self.has_ended(&lane);
         }
         !ended
+    }
+
+    /// Tells a lane to end, whose partition is another's to handle, and to say why.
+    pub(super) fn stand_down(&self, partition: u32, why: String) {
+        if let Some(lane) = self.get(partition) {
+            let _ = lane.stood_down.set(why); // the first reason is the one
+            lane.seat.interrupt.cut(STOP | LOST);
+        }
     }
 
     /// Whether a partition has a lane whose thread has not ended.
@@ -213,6 +224,11 @@ impl State {
 impl Lane {
     pub(super) fn state(&self) -> LaneState {
         self.seat.monitor.state()
+    }
+
+    /// Why it does nothing more, where its partition was left to another.
+    pub(super) fn stood_down(&self) -> Option<&str> {
+        self.stood_down.get().map(String::as_str)
     }
 
     /// Whether it was told to leave.

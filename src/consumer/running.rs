@@ -22,7 +22,7 @@ use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
     consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Resets, Rhythm, Stored},
     net::{Connection, Interrupt, STOP},
-    ownership::{self, Lease, Ownership},
+    ownership::{self, Claims, Ownership},
     position::Table,
     publish::Partitions,
     streams::NameGuard,
@@ -61,7 +61,7 @@ pub(crate) struct Running {
     /// Empty where positions are not stored.
     pub(super) flusher: OnceLock<Ended>,
     /// Empty where partitions are not claimed.
-    pub(super) leases: OnceLock<Leases>,
+    pub(super) claiming: OnceLock<Claiming>,
     /// Partitions that were taken while their lane of before had not ended.
     pub(super) awaited: Mutex<BTreeSet<u32>>,
     /// From when on a handler that does not come back is stalled; zero: never.
@@ -78,8 +78,8 @@ pub(crate) struct Running {
 }
 
 /// The claims of this instance, and the end of the thread that keeps them.
-pub(super) struct Leases {
-    pub(super) lease: Arc<Lease>,
+pub(super) struct Claiming {
+    pub(super) claims: Claims,
     pub(super) ended: Ended,
 }
 
@@ -116,8 +116,8 @@ impl Running {
             }
             *running.unsaved.lock() = unsaved;
             drop(alive);
-            if let Some(leases) = running.leases.get() {
-                leases.lease.hear();
+            if let Some(claiming) = running.claiming.get() {
+                claiming.claims.hear();
             }
         })
     }
@@ -175,8 +175,8 @@ impl Running {
         );
         self.begins.lock().extend(starts);
         self.table.grow(added.end);
-        if let Some(leases) = self.leases.get() {
-            leases.lease.look_again();
+        if let Some(claiming) = self.claiming.get() {
+            claiming.claims.look_again();
         }
         Ok(())
     }
@@ -190,7 +190,10 @@ impl Running {
             self.table.stored(seat.partition, position.version);
         }
         match end {
-            LaneEnd::Stopped => seat.monitor.enter(LaneState::Stopped, ""),
+            LaneEnd::Stopped => {
+                let why = lane.stood_down().unwrap_or_default();
+                seat.monitor.enter(LaneState::Stopped, why);
+            }
             LaneEnd::ByPolicy(why) => {
                 seat.monitor.enter(LaneState::Stopped, &why);
                 log::warn!("{seat}: the partition has stopped: {why}");
@@ -214,20 +217,20 @@ impl Running {
 
     /// What follows the end of a lane: its partition may be another's, or be taken again here.
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
-        let (Some(leases), p) = (self.leases.get(), lane.seat.partition) else {
+        let (Some(Claiming { claims, .. }), p) = (self.claiming.get(), lane.seat.partition) else {
             return;
         };
         let is_awaited = self.awaited.lock().remove(&p);
         if is_awaited {
             if !ownership::Lanes::take(self, p) {
-                leases.lease.look_again();
+                claims.look_again();
             }
         } else if lane.leaves() && lane.seat.interrupt.bits() & LOST == 0 {
             // What cannot be stored in time is handled again by whoever comes next.
             self.is_stored(p, clock::now() + self.shutdown_timeout);
-            leases.lease.left(p);
+            claims.left(p);
         }
-        leases.lease.hear();
+        claims.hear();
     }
 
     /// Has everything stored, until that is so for this partition or the time is over.
@@ -258,16 +261,16 @@ impl Running {
     /// # Errors
     ///
     /// What the server refuses for good; what may pass is tried again by the thread.
-    pub(super) fn spawn_leases(
+    pub(super) fn spawn_claiming(
         self: &Arc<Self>,
-        lease: Arc<Lease>,
+        claims: Claims,
         patience: Duration,
     ) -> Result<()> {
         let running = Arc::clone(self);
         let (alive, ended) = alive();
         let (tell, told) = crossbeam_channel::bounded(1);
-        let mine = Arc::clone(&lease);
-        let _ = self.leases.set(Leases { lease, ended });
+        let mine = claims.clone();
+        let _ = self.claiming.set(Claiming { claims, ended });
         self.spawn("leases".into(), move || {
             let lanes: &dyn ownership::Lanes = &running;
             let mut alive = Some(alive);
@@ -299,8 +302,8 @@ impl Running {
     pub(crate) fn signal_stop(&self) {
         self.lanes.end_all();
         self.flush_interrupt.set(CLOSING);
-        if let Some(leases) = self.leases.get() {
-            leases.lease.close();
+        if let Some(claiming) = self.claiming.get() {
+            claiming.claims.close();
         }
     }
 
@@ -341,10 +344,10 @@ impl Running {
             flusher.by(clock::now() + GRACE);
         }
         let release = clock::now() + GRACE;
-        if let Some(leases) = self.leases.get().filter(|l| !l.ended.by(release)) {
+        if let Some(claiming) = self.claiming.get().filter(|c| !c.ended.by(release)) {
             // A server that does not answer: the claims end by themselves.
-            leases.lease.abandon();
-            leases.ended.by(clock::now() + GRACE);
+            claiming.claims.abandon();
+            claiming.ended.by(clock::now() + GRACE);
         }
         if lanes_ended {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
@@ -374,7 +377,7 @@ impl Running {
 
     /// Who owns what, as was seen at the last renewal; `None` where partitions are not claimed.
     pub(crate) fn ownership(&self) -> Option<Ownership> {
-        Some(self.leases.get()?.lease.ownership())
+        Some(self.claiming.get()?.claims.ownership())
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
@@ -442,6 +445,14 @@ impl ownership::Lanes for Arc<Running> {
     fn cut(&self, partition: u32) {
         self.awaited.lock().remove(&partition);
         self.lanes.dismiss(partition, STOP | LOST);
+    }
+
+    fn stand_down(&self, partition: u32, why: String) {
+        self.awaited.lock().remove(&partition);
+        self.lanes.stand_down(partition, why);
+        // Nothing of ours is stored any more, also while its handler has not returned.
+        let position = self.table.load(partition);
+        self.table.stored(partition, position.version);
     }
 
     fn stalled(&self) -> BTreeSet<u32> {

@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -18,13 +17,14 @@ use parking_lot::Mutex;
 use crate::{
     Instances, Result,
     fence::Fence,
-    net::{Interrupt, STOP, Target},
+    net::{Interrupt, STOP},
     wire::Claimant,
 };
 
 use super::{
-    map::{Ownership, Standing},
+    map::{Map, Ownership, Standing},
     renewer::Renewer,
+    terms::Terms,
 };
 
 /// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
@@ -44,30 +44,11 @@ pub(crate) trait Lanes {
     fn running(&self) -> BTreeSet<u32>;
     /// Those of them whose lane was cut.
     fn occupied(&self) -> BTreeSet<u32>;
+    /// This is another's to handle, for this reason, and nothing of it may be begun or stored; but it stays
+    /// ours to show.
+    fn stand_down(&self, partition: u32, why: String);
     /// Whether all lanes have ended, and what they finished is stored if it can be.
     fn all_done(&self) -> bool;
-}
-
-/// What a lease is told once.
-#[derive(Debug)]
-pub(crate) struct Terms {
-    pub(crate) topic: Arc<str>,
-    pub(crate) consumer: Arc<str>,
-    pub(crate) target: Arc<Target>,
-    pub(crate) client_name: String,
-    pub(crate) connect_timeout: Duration,
-    /// The hash of claims, and the set of expiries beside it.
-    pub(crate) hash: String,
-    pub(crate) set: String,
-    pub(crate) ttl: Duration,
-    pub(crate) renew: Duration,
-    /// The most partitions this instance takes.
-    pub(crate) most: Option<u32>,
-    /// It takes those that leave this remainder when divided.
-    pub(crate) modulo: u32,
-    pub(crate) remainder: u32,
-    /// How long the lanes may take when all is over.
-    pub(crate) shutdown_timeout: Duration,
 }
 
 /// The claims of one instance of a consumer.
@@ -85,13 +66,6 @@ pub(crate) struct Lease {
     pub(super) map: Mutex<Map>,
 }
 
-/// What is known of who owns what.
-#[derive(Debug)]
-pub(super) struct Map {
-    pub(super) seen: Ownership,
-    pub(super) unowned_since: Option<Instant>,
-}
-
 /// Renew now.
 pub(super) const RENEW: u32 = 1 << 1;
 /// Somebody has left something.
@@ -101,16 +75,7 @@ pub(super) const CLOSE: u32 = 1 << 3;
 
 impl Lease {
     pub(crate) fn new(terms: Terms, claimant: Claimant) -> Self {
-        let map = Map {
-            seen: Ownership::unseen(
-                &terms.topic,
-                &terms.consumer,
-                Instances::Lease,
-                Some(&claimant),
-                terms.renew,
-            ),
-            unowned_since: None,
-        };
+        let map = terms.unseen(Instances::Lease, &claimant);
         Self {
             fence: Arc::new(Fence::closed()),
             terms,
@@ -165,11 +130,7 @@ impl Lease {
 
     /// Who owned what at the last renewal.
     pub(crate) fn ownership(&self) -> Ownership {
-        let map = self.map.lock();
-        Ownership {
-            unowned_for: map.unowned_since.map(|since| since.elapsed()),
-            ..map.seen.clone()
-        }
+        self.map.lock().now()
     }
 
     /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt, and

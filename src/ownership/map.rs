@@ -1,8 +1,12 @@
 //! Who owns what, for people and programs.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use crate::{Instances, wire::Claimant};
+use crate::{Instances, clock, wire::Claimant};
 
 /// How the partitions of a consumer are divided between its instances, as this process saw it last.
 ///
@@ -112,6 +116,42 @@ impl Ownership {
     /// Whether every partition has one owner.
     pub fn is_whole(&self) -> bool {
         self.owners.iter().all(Option::is_some) && self.contested.is_empty()
+    }
+}
+
+/// The map as it was last drawn.
+#[derive(Debug)]
+pub(super) struct Map {
+    pub(super) seen: Ownership,
+    unowned_since: Option<Instant>,
+}
+
+impl Map {
+    pub(super) fn of(seen: Ownership) -> Self {
+        Self {
+            seen,
+            unowned_since: None,
+        }
+    }
+
+    /// What it says at this moment.
+    pub(super) fn now(&self) -> Ownership {
+        Ownership {
+            unowned_for: self.unowned_since.map(|since| since.elapsed()),
+            ..self.seen.clone()
+        }
+    }
+
+    /// Draws it anew; true when it says something new.
+    pub(super) fn draw(&mut self, seen: Ownership) -> bool {
+        if seen.owners.contains(&None) {
+            self.unowned_since.get_or_insert_with(clock::now);
+        } else {
+            self.unowned_since = None;
+        }
+        let changed = self.seen != seen;
+        self.seen = seen;
+        changed
     }
 }
 

@@ -1,10 +1,22 @@
 //! Who owns which partition: claims that are renewed, and the map that shows them.
 
+mod claims;
+mod contest;
+mod fixed;
+mod holding;
 mod lease;
 mod map;
+mod register;
 mod renewer;
+mod roll;
 mod script;
 mod share;
+mod terms;
 
-pub(crate) use lease::{Lanes, Lease, Terms};
+pub(crate) use claims::Claims;
+pub(crate) use contest::Rivals;
+pub(crate) use fixed::Place;
+pub(crate) use lease::{Lanes, Lease};
 pub use map::{Member, Ownership, Standing};
+pub(crate) use roll::{Contention, Roll};
+pub(crate) use terms::Terms;

@@ -14,7 +14,6 @@ use redis::Value;
 
 use crate::{
     Error, ErrorKind, Result, clock,
-    error::ServerClass,
     fence::Sent,
     net::{
         Connection, STOP,
@@ -122,8 +121,7 @@ impl<'a> Renewer<'a> {
 
     /// How long to wait for the server: not longer than claims last that have to be ended in time.
     fn timeout(&self) -> Duration {
-        let terms = &self.lease.terms;
-        let most = terms.connect_timeout.min(terms.ttl / 3);
+        let most = self.lease.terms.timeout();
         if self.share.held().is_empty() {
             return most;
         }
@@ -212,14 +210,7 @@ impl<'a> Renewer<'a> {
         seen.members = view.members.iter().map(Member::from).collect();
         seen.owned = view.held.iter().copied().collect();
         seen.standing = Standing::Holding;
-        if seen.owners.contains(&None) {
-            map.unowned_since.get_or_insert_with(clock::now);
-        } else {
-            map.unowned_since = None;
-        }
-        let changed = map.seen != seen;
-        map.seen = seen;
-        changed
+        map.draw(seen)
     }
 
     fn failed(&mut self, e: &Error) -> Duration {
@@ -427,18 +418,10 @@ impl<'a> Renewer<'a> {
             self.connection = Some(kept);
             return Ok(());
         }
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
-        let stop = Some(&self.lease.interrupt);
-        let mut connection = Connection::dial(&terms.target, &terms.client_name, stop, timeout)?;
-        let mut probe = redis::cmd("HPTTL");
-        probe.arg(&terms.hash).arg("FIELDS").arg(1).arg(PRESENCE);
-        let by_field = match connection.call(&probe, timeout) {
-            Ok(_) => true,
-            Err(e) if e.server_class() == Some(ServerClass::UnknownCommand) => false,
-            // what may not be asked may not be done either, and the script says so
-            Err(e) if e.server_class() == Some(ServerClass::NoPermission) => true,
-            Err(e) => return Err(self.about(e)),
-        };
+        let Lease {
+            terms, interrupt, ..
+        } = self.lease;
+        let (connection, by_field) = terms.dial(interrupt, self.timeout())?;
         self.lease.by_field.store(by_field, Relaxed);
         self.connection = Some(connection);
         Ok(())
@@ -510,8 +493,7 @@ impl<'a> Renewer<'a> {
     }
 
     fn about(&self, e: Error) -> Error {
-        let terms = &self.lease.terms;
-        e.on_key(&terms.hash).at(terms.target.endpoint())
+        self.lease.terms.about(e)
     }
 }
 

@@ -40,5 +40,6 @@ mod sharing;
 mod sockets;
 mod start;
 mod state_store;
+mod statics;
 mod support;
 mod typed;

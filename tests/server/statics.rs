@@ -1,0 +1,345 @@
+//! Instances that are numbered: who owns what, and what is said and done where numbers go wrong.
+//!
+//! Instances of one process differ by their `PodName`.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::unwrap_used
+)]
+
+use std::{collections::BTreeSet, thread, time::Duration};
+
+use streamlane::{testing::PrivateServer, *};
+
+use crate::support::*;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const TTL: Duration = ms(2500);
+const RENEW: Duration = ms(300);
+
+/// An instance, and what it has handled: partition and body.
+struct Member {
+    streams: Streams,
+    consumer: Consumer,
+    seen: Seen<(u32, String)>,
+}
+
+fn join_as(
+    server: &PrivateServer,
+    pod: &str,
+    (topic, partitions): (&str, u32),
+    [index, count]: [u32; 2],
+    how: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder,
+) -> Member {
+    let settings = settings(&server.url(), topic, partitions).topic_refresh(ms(100));
+    let streams = Streams::open(settings.pod_name(pod)).unwrap();
+    let builder = streams.consumer(topic).name("c").instance_of(index, count);
+    let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+    let builder = builder.persist_interval(ms(50)).block(ms(500));
+    let seen = Seen::default();
+    let all = seen.clone();
+    let consumer = how(builder).shared(move |m: &Message<'_>| {
+        let body = String::from_utf8_lossy(m.body()).into_owned();
+        all.push((m.partition(), body));
+        Ok(())
+    });
+    Member {
+        consumer: consumer.start().unwrap(),
+        streams,
+        seen,
+    }
+}
+
+fn join(server: &PrivateServer, pod: &str, topic: &str, place: [u32; 2]) -> Member {
+    join_as(server, pod, (topic, 8), place, |b| b)
+}
+
+impl Member {
+    fn map(&self) -> Ownership {
+        self.consumer.ownership().unwrap()
+    }
+
+    fn id(&self) -> String {
+        self.map().me.unwrap().instance
+    }
+
+    fn status(&self, partition: u32) -> PartitionStatus {
+        let all = self.consumer.partitions();
+        all.into_iter().find(|p| p.partition == partition).unwrap()
+    }
+}
+
+fn claims(server: &PrivateServer, topic: &str) -> BTreeSet<String> {
+    let key = format!("re:o:{{{topic}}}:c");
+    let all = server.command(&["HKEYS", &key]).unwrap();
+    all.items().iter().map(testing::Reply::text).collect()
+}
+
+fn errors(topic: &str) -> Vec<String> {
+    let all = warned(&format!("{topic}/c"));
+    all.into_iter().filter(|l| l.starts_with("ERROR")).collect()
+}
+
+#[test]
+fn numbers_divide_the_partitions_and_each_message_is_handled_once() {
+    let server = server();
+    let a = join(&server, "svc-0", "numbers", [0, 2]);
+    let b = join(&server, "svc-1", "numbers", [1, 2]);
+    assert_eq!(a.consumer.owned(), [0, 1, 2, 3], "before start returns");
+    assert_eq!(b.consumer.owned(), [4, 5, 6, 7]);
+    expect("a whole map", || a.map().is_whole() && b.map().is_whole());
+    let line = "instance 0/2 (pod svc-0) owns partitions [0,1,2,3] of 8 | full map: 0->svc-0";
+    assert_eq!(logged(&["INFO numbers/c", line]).len(), 1);
+    for (pod, own) in [("svc-0", "0,1,2,3"), ("svc-1", "4,5,6,7")] {
+        let claims = format!("claims partitions {own}; {pod}(");
+        assert!(!logged(&["INFO numbers/c", &claims, "full map:"]).is_empty());
+    }
+    let fields = claims(&server, "numbers");
+    let numbers = fields.iter().filter(|f| f.parse::<u32>().is_ok());
+    assert_eq!((numbers.count(), fields.len()), (8, 10), "{fields:?}");
+
+    let publisher = open(&server.url(), "numbers", 8);
+    for p in 0..8 {
+        publish_to(&publisher, "numbers", p, &["0", "1"]);
+    }
+    expect("all to be handled", || a.seen.len() + b.seen.len() >= 16);
+    thread::sleep(3 * RENEW);
+    assert_eq!((a.seen.len(), b.seen.len()), (8, 8));
+    assert_eq!(errors("numbers"), [""; 0]);
+    assert_eq!(a.streams.health().status, Status::Healthy);
+    drop((a, b));
+    assert_eq!(claims(&server, "numbers"), BTreeSet::new());
+}
+
+#[test]
+fn a_missing_instance_leaves_a_gap_that_all_tell_of() {
+    let server = server();
+    let a = join(&server, "svc-0", "missing", [0, 3]);
+    let b = join(&server, "svc-1", "missing", [1, 3]);
+    for m in [&a, &b] {
+        expect("the gap", || m.map().unowned() == [6, 7]);
+        assert!(m.map().to_string().contains("6->(none)"));
+        expect("the verdict", || {
+            let health = m.streams.health();
+            health.status == Status::Degraded && health.to_string().contains("[6, 7]")
+        });
+    }
+    expect("both to say so", || {
+        let gaps = errors("missing");
+        let told = |l: &&String| {
+            l.contains("ownership gap: partitions 6,7 of 8")
+                && l.contains("consumed by nobody")
+                && l.contains("STREAMS_INSTANCE_COUNT")
+        };
+        gaps.iter().filter(told).count() >= 2
+    });
+}
+
+/// The one with the greater id stands down, and comes back when the other is gone.
+fn two_of_one_number(topic: &str, how: impl Fn(ConsumerBuilder) -> ConsumerBuilder) {
+    let server = server();
+    let how = |b: ConsumerBuilder| {
+        let b = b.contested_grace(Duration::ZERO);
+        how(b.contested_recheck(Duration::from_secs(1)))
+    };
+    let of = |pod: &str| join_as(&server, pod, (topic, 2), [0, 1], how);
+    let pods = [format!("{topic}-a"), format!("{topic}-b")];
+    let mut both = pods.map(|pod| of(&pod));
+    both.sort_by_key(Member::id);
+    let [lesser, greater] = both;
+    for m in [&lesser, &greater] {
+        expect("the contest", || m.map().contested.len() == 2);
+        let other = if m.id() == lesser.id() {
+            &greater
+        } else {
+            &lesser
+        };
+        let (_, by) = &m.map().contested[1];
+        assert_eq!(by.pod, other.map().me.unwrap().pod);
+        let health = m.streams.health();
+        assert_eq!(health.status, Status::Degraded, "{health}");
+    }
+    let twice = errors(topic);
+    for p in [0, 1] {
+        let what = format!("partition {p} is processed twice");
+        let told = twice.iter().filter(|l| l.contains(&what));
+        let told = told.filter(|l| l.contains("StatefulSet, not a Deployment"));
+        assert!(told.count() >= 2, "{twice:?}");
+    }
+
+    // Both store positions of both partitions.
+    let publisher = open(&server.url(), topic, 2);
+    let stood_down = |p| {
+        let status = greater.status(p);
+        let why = format!("contested position: instance {}", lesser.id());
+        status.state == LaneState::Stopped && status.reason.contains(&why)
+    };
+    expect("the greater to stand down", || {
+        for p in [0, 1] {
+            publish_to(&publisher, topic, p, &["x"]);
+        }
+        stood_down(0) && stood_down(1)
+    });
+    assert_eq!(greater.consumer.owned(), [0; 0]);
+    let stands = "STANDS DOWN, for its id is the greater";
+    assert_eq!(logged(&["ERROR", topic, stands]).len(), 2);
+    expect("the map to say so", || {
+        let owners = lesser.map().owners;
+        let ids = owners
+            .iter()
+            .map(|o| o.as_ref().map(|m| m.instance.clone()));
+        ids.eq([Some(lesser.id()), Some(lesser.id())])
+    });
+    expect("a look at the other", || {
+        !logged(&["WARN", topic, "which is still there"]).is_empty()
+    });
+    let seen = greater.seen.len();
+    publish_to(&publisher, topic, 0, &["for the lesser"]);
+    let last = (0, "for the lesser".to_owned());
+    expect("the lesser to go on", || lesser.seen.all().contains(&last));
+    assert_eq!(greater.seen.len(), seen, "it handles nothing");
+
+    lesser.consumer.stop();
+    expect("the greater to come back", || {
+        greater.consumer.owned() == [0, 1]
+            && (0..2).all(|p| greater.status(p).state == LaneState::Running)
+    });
+    assert_eq!(logged(&["WARN", topic, "is taken up again"]).len(), 2);
+    publish_to(&publisher, topic, 0, &["after"]);
+    let after = (0, "after".to_owned());
+    expect("the rest", || greater.seen.all().contains(&after));
+    assert!(!greater.seen.all().contains(&last), "from what was stored");
+    expect("peace", || greater.map().contested.is_empty());
+}
+
+#[test]
+fn of_two_that_store_in_the_background_one_stands_down() {
+    two_of_one_number("twobatch", |b| b);
+}
+
+#[test]
+fn of_two_that_store_with_each_message_one_stands_down() {
+    two_of_one_number("twosync", |b| b.persist(Persist::SyncMessage));
+}
+
+#[test]
+fn a_rival_is_only_warned_of_at_first() {
+    let server = server();
+    let a = join_as(&server, "grace-0", ("grace", 1), [0, 1], |b| b);
+    let rival = "00000000-0000-0000-0000-000000000001";
+    let publisher = open(&server.url(), "grace", 1);
+    let (presence, value) = (format!("i:{rival}"), format!("{rival}|other"));
+    server
+        .command(&["HSET", "re:o:{grace}:c", &presence, &value])
+        .unwrap();
+    let position = format!("1-0|{rival}");
+    expect("a warning", || {
+        server
+            .command(&["HSET", "re:p:{grace}:c", "0", &position])
+            .unwrap();
+        publish_to(&publisher, "grace", 0, &["x"]);
+        thread::sleep(ms(60));
+        !warned("stored a position of partition 0, too").is_empty()
+    });
+    let all = warned("stored a position of partition 0, too");
+    assert!(
+        all.len() == 1 && all[0].contains("other(00000000)"),
+        "{all:?}"
+    );
+    assert_eq!(a.consumer.owned(), [0], "it keeps it for now");
+    assert_eq!(errors("grace"), [""; 0]);
+}
+
+#[test]
+fn a_process_of_the_same_name_is_a_predecessor_at_first_and_a_double_later() {
+    let server = server();
+    let hash = "re:o:{double}:c";
+    let of_before = |id: &str| format!("{id}|double-0#deadbeef");
+    let id = join(&server, "double-0", "double", [0, 1]).id();
+    let claim = |p: &str| {
+        let claim = ["HSET", hash, p, &of_before(&id)];
+        server.command(&claim).unwrap();
+    };
+    claim("3");
+    let a = join(&server, "double-0", "double", [0, 1]);
+    assert_eq!(a.map().contested, []);
+    thread::sleep(2 * RENEW);
+    assert_eq!(errors("double"), [""; 0]);
+    claim("5");
+    expect("the double to be told of", || {
+        let errors = errors("double");
+        let told =
+            |l: &String| l.contains("partition 5 is processed twice") && l.contains("deadbeef");
+        errors.iter().any(told)
+    });
+    expect("it to be over", || a.map().is_whole());
+}
+
+/// Of four partitions the third is the second instance's, and of six it is the first one's.
+#[test]
+fn what_moves_as_a_topic_grows_is_finished_before_it_is_taken() {
+    let server = server();
+    let a = join_as(&server, "grow-0", ("grow", 4), [0, 2], |b| b);
+    let b = join_as(&server, "grow-1", ("grow", 4), [1, 2], |b| b);
+    let publisher = open(&server.url(), "grow", 4);
+    publish_to(&publisher, "grow", 2, &["before"]);
+    b.seen.wait_for(1);
+    let publisher = open(&server.url(), "grow", 6);
+    publisher
+        .publisher("grow")
+        .unwrap()
+        .publish("k", "T", "x")
+        .unwrap();
+    expect("the new division", || {
+        a.consumer.owned() == [0, 1, 2] && b.consumer.owned() == [3, 4, 5]
+    });
+    for p in 0..6 {
+        publish_to(&publisher, "grow", p, &["after"]);
+    }
+    expect("all to be handled", || a.seen.len() + b.seen.len() >= 8);
+    thread::sleep(2 * RENEW);
+    let mut all = [a.seen.all(), b.seen.all()].concat();
+    all.sort();
+    assert_eq!(all.len(), 8, "{all:?}");
+    assert!(a.seen.all().contains(&(2, "after".to_owned())));
+    expect("a whole map", || a.map().is_whole() && b.map().is_whole());
+    assert_eq!(
+        warned("is processed twice: it is this instance's, grow"),
+        [""; 0]
+    );
+}
+
+/// Whoever may not claim is told at start; whoever is no instance at all owns nothing.
+#[test]
+fn what_is_wrong_at_start_is_said_at_start() {
+    let server = server();
+    server
+        .command(&[
+            "ACL", "SETUSER", "noclaims", "on", "nopass", "~*", "&*", "+@all", "-hgetall",
+        ])
+        .unwrap();
+    let url = server
+        .tcp_url()
+        .replace("redis://", "redis://noclaims:any@");
+    let streams = Streams::open(settings(&url, "wrong", 2)).unwrap();
+    let consumer = streams.consumer("wrong").name("c").instance_of(0, 1);
+    let e = consumer
+        .shared(|_: &Message<'_>| Ok(()))
+        .start()
+        .unwrap_err();
+    assert!(e.to_string().contains("+hgetall"), "{e}");
+
+    let consumer = streams.consumer("wrong").name("c").instance_of(2, 2);
+    let e = consumer
+        .shared(|_: &Message<'_>| Ok(()))
+        .start()
+        .unwrap_err();
+    let all = e.to_string();
+    assert!(
+        e.kind() == ErrorKind::Config && all.contains("Instances:Index"),
+        "{all}"
+    );
+}
