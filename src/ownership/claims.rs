@@ -89,12 +89,7 @@ impl Claims {
     }
 
     /// As [`Lease::run`].
-    pub(crate) fn run(
-        &self,
-        lanes: &dyn Lanes,
-        begun: impl FnOnce(Result<()>),
-        over: impl FnOnce(),
-    ) {
+    pub(crate) fn run(&self, lanes: &dyn Lanes, begun: impl FnMut(Result<()>), over: impl FnMut()) {
         match self {
             Self::Lease(lease) => lease.run(lanes, begun, over),
             Self::Static(roll) => roll.run(lanes, begun, over),

@@ -7,6 +7,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -128,27 +129,18 @@ impl Roll {
     pub(crate) fn run(
         &self,
         lanes: &dyn Lanes,
-        begun: impl FnOnce(Result<()>),
-        over: impl FnOnce(),
+        mut begun: impl FnMut(Result<()>),
+        mut over: impl FnMut(),
     ) {
-        Caller {
-            roll: self,
-            lanes,
-            register: None,
-            holding: Holding::default(),
-            seen: Entries::default(),
-            contest: Contest::new(self.claimant.instance(), self.contention.grace),
-            unread: Vec::new(),
-            rechecked: clock::now(),
-            closing: None,
-            trouble: None,
-            gap: Vec::new(),
-            doubles: Vec::new(),
-            quiet: Quiet::default(),
-            quiet_gap: Quiet::default(),
-            quiet_doubles: Quiet::default(),
+        // The logger is foreign code: its panic must not end the keeping of claims.
+        while catch_unwind(AssertUnwindSafe(|| {
+            Caller::new(self, lanes).run(&mut begun, &mut over);
+        }))
+        .is_err()
+        {
+            // Its lanes begin anew with it.
+            lanes.running().into_iter().for_each(|p| lanes.cut(p));
         }
-        .run(begun, over);
     }
 }
 
@@ -183,8 +175,28 @@ struct Caller<'a> {
     quiet_doubles: Quiet,
 }
 
-impl Caller<'_> {
-    fn run(mut self, begun: impl FnOnce(Result<()>), over: impl FnOnce()) {
+impl<'a> Caller<'a> {
+    fn new(roll: &'a Roll, lanes: &'a dyn Lanes) -> Self {
+        Self {
+            roll,
+            lanes,
+            register: None,
+            holding: Holding::default(),
+            seen: Entries::default(),
+            contest: Contest::new(roll.claimant.instance(), roll.contention.grace),
+            unread: Vec::new(),
+            rechecked: clock::now(),
+            closing: None,
+            trouble: None,
+            gap: Vec::new(),
+            doubles: Vec::new(),
+            quiet: Quiet::default(),
+            quiet_gap: Quiet::default(),
+            quiet_doubles: Quiet::default(),
+        }
+    }
+
+    fn run(mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
         let mut begun = Some(begun);
         loop {
             // First: what comes from now on is seen by the wait.

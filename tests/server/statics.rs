@@ -162,12 +162,15 @@ fn two_of_one_number(topic: &str, how: impl Fn(ConsumerBuilder) -> ConsumerBuild
         let health = m.streams.health();
         assert_eq!(health.status, Status::Degraded, "{health}");
     }
-    let twice = errors(topic);
     for p in [0, 1] {
         let what = format!("partition {p} is processed twice");
-        let told = twice.iter().filter(|l| l.contains(&what));
-        let told = told.filter(|l| l.contains("StatefulSet, not a Deployment"));
-        assert!(told.count() >= 2, "{twice:?}");
+        // the map is drawn before the line is written
+        expect("both to say so", || {
+            let twice = errors(topic);
+            let told = twice.iter().filter(|l| l.contains(&what));
+            let told = told.filter(|l| l.contains("StatefulSet, not a Deployment"));
+            told.count() >= 2
+        });
     }
 
     // Both store positions of both partitions.
