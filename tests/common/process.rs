@@ -5,6 +5,8 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A process of one's own, killed on drop.
 pub struct Process(pub Child);
 
@@ -30,6 +32,18 @@ impl Process {
     #[track_caller]
     pub fn kill(mut self) {
         assert_eq!(self.ended(), None, "it lived until now");
+    }
+
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 }
 
