@@ -134,7 +134,7 @@ mod tests {
         };
         f.extend(long_ago, Duration::from_secs(30));
         assert!(!f.holds(), "within the margin of the end");
-        f.extend(long_ago, Duration::from_secs(60));
+        f.extend(long_ago, Duration::from_mins(1));
         assert!(f.holds());
     }
 

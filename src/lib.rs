@@ -41,6 +41,7 @@
 //!   borrowed from a scratch copy; a [`Codec`] adds other formats. It makes a [`Consumer`].
 //! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
+//! - [`Streams::ownership`] tells how instances share the partitions.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
 //! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it.
 //!
@@ -110,6 +111,25 @@
 //! A consumer that starts goes on at its stored position. [`StartFrom`] says where one begins that has
 //! none, or moves one, once.
 //!
+//! # Several instances
+//!
+//! Instances of one consumer, which are processes with the same topic and consumer name, share its
+//! partitions. Each partition has one owner: who claims it in Redis and renews the claim
+//! (`Instances:LeaseTtlMs`, 30 s, and `Instances:LeaseRenewMs`, 10 s). Whoever joins has its share within
+//! an interval of renewal, and only the lanes that move notice. A stop finishes what is in hand, stores
+//! positions and releases the claims, and the others read on within a second; the partitions of an
+//! instance that died without a word are another's when its claims have ended.
+//!
+//! An instance that was suspended, starved or cut off cannot do harm. It counts for itself until when its
+//! claims hold, on a clock that goes on while the machine sleeps, and from then on starts no handler call;
+//! one that runs is told by [`is_cancelled`](Message::is_cancelled), and its result does not count. Each
+//! position is stored by a script that compares the claim first, so that even a late write is refused.
+//!
+//! [`Streams::ownership`] tells who owns what, [`Admin::ownership`] does from outside, and health says when
+//! partitions are nobody's. `Instances:MaxPartitions` and `Instances:PartitionModulo` narrow what one
+//! instance takes; `HandOverWhenStalled` gives a partition away whose handler does not come back. With
+//! [`Instances::Static`] each instance is told its number instead, and partitions never move.
+//!
 //! # Publishing
 //!
 //! [`publish`](Publisher::publish) is one `XADD`, written once and never sent again by itself. When it
@@ -156,8 +176,7 @@
 //!
 //! # What it does not do (yet)
 //!
-//! One instance consumes a whole topic under one consumer name; leases between instances, work queues
-//! with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
+//! Work queues with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
 
 mod admin;
 mod backoff;

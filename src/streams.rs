@@ -459,10 +459,6 @@ impl Streams {
         consumers.push(Arc::downgrade(consumer));
     }
 
-    pub(crate) fn instance(&self) -> InstanceId {
-        self.inner.instance
-    }
-
     pub(crate) fn downgrade(&self) -> WeakStreams {
         WeakStreams(Arc::downgrade(&self.inner))
     }

@@ -1,5 +1,6 @@
 //! What an operator does from outside: to look at a consumer that may run anywhere, and to move it.
 
+mod ownership;
 mod preview;
 mod reset;
 mod stream;

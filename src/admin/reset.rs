@@ -1,7 +1,6 @@
 //! Moving a consumer to another place in its topic.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -21,6 +20,7 @@ use crate::{
 
 use super::{
     Shared, TIMEOUT,
+    ownership::claims,
     preview::{PartitionPreview, ResetDirection, ResetPreview},
     stream,
 };
@@ -163,8 +163,8 @@ impl Reset {
     /// it. All of them are moved, or none. Blocks for up to the timeout.
     ///
     /// Refused while an instance holds a claim on one of the partitions, unless [forced](Self::force):
-    /// stop the consumer first. Claims are all that is seen. Whoever consumes without writing any, as the
-    /// consumers of this version do, takes the reset while it runs, as if it were forced.
+    /// stop the consumer first. Claims are all that is seen: whoever consumes without writing any takes the
+    /// reset while it runs, as if it were forced.
     ///
     /// # Errors
     ///
@@ -216,9 +216,7 @@ impl Reset {
         let positions_key = keys.positions(&self.topic, &self.consumer);
         positions.arg(positions_key).arg(&partitions);
         let positions = c.ask_fields(&positions, partitions.len(), by.left())?;
-        let mut claims = redis::cmd("HGETALL");
-        claims.arg(keys.ownership(&self.topic, &self.consumer));
-        let mut owners: HashMap<Vec<u8>, Vec<u8>> = c.ask(&claims, by.left())?;
+        let mut owners = claims(c, keys, &self.topic, &self.consumer, by)?;
         let streams = Extent::of_all(c, &stream_keys, by.left())?;
 
         let mut places = Vec::with_capacity(partitions.len());
@@ -236,12 +234,12 @@ impl Reset {
                 return Err(Error::config(what));
             }
             let stream = stream.unwrap_or_default();
-            let owner = owners.remove(partition.to_string().as_bytes());
+            let owner = owners.remove(&partition.to_string());
             places.push(Place {
                 partition,
                 key,
                 current: position.and_then(|v| Some(PositionValue::parse(&v)?.id)),
-                owner: owner.map(|v| String::from_utf8_lossy(&v).into_owned()),
+                owner,
                 target: target(self.to, &stream),
                 stream,
             });

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Result, clock,
+    ConsumerSettings, Result, clock,
     error::{Error, ErrorKind},
     net::{Connection, Inbox, Interrupt, Target},
     ownership::Lease,
@@ -68,6 +68,15 @@ pub(crate) struct Rhythm {
     /// Whether positions are stored by the timer. In sync modes lanes do that, and what is left at the end
     /// is the flusher's.
     pub(crate) stores: bool,
+}
+
+impl Rhythm {
+    pub(crate) fn of(settings: &ConsumerSettings) -> Self {
+        Self {
+            interval: settings.persist_interval,
+            stores: !settings.persist.is_sync(),
+        }
+    }
 }
 
 impl Flusher {

@@ -174,13 +174,13 @@ fn begin(
     for ((p, start), new) in missing.iter().zip(connection.pipeline(&begin, timeout)?) {
         let mut is_new = matches!(new?, redis::Value::Int(1));
         if !is_new {
-            match store.load(connection, *p..*p + 1, timeout)?.positions[0] {
-                Loaded::At(stored) => others.push((*p, stored)),
+            let there = store.load(connection, *p..*p + 1, timeout)?.positions[0];
+            if let Loaded::At(stored) = there {
+                others.push((*p, stored));
+            } else {
                 // nobody can read what is there
-                _ => {
-                    then.push(set("HSET", *p, start));
-                    is_new = true;
-                }
+                then.push(set("HSET", *p, start));
+                is_new = true;
             }
         }
         if let Some(entries) = start.ordinal.filter(|_| is_new) {

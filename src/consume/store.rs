@@ -100,10 +100,6 @@ impl PositionStore {
         self.lease.as_ref()
     }
 
-    pub(crate) fn instance(&self) -> InstanceId {
-        self.instance
-    }
-
     pub(crate) fn key(&self) -> &[u8] {
         &self.positions_key
     }
@@ -447,10 +443,7 @@ fn not_fates() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        net::{Inbox, Target},
-        testing::PrivateServer,
-    };
+    use crate::{net::Target, ownership::Terms, testing::PrivateServer, wire::Claimant};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -495,11 +488,172 @@ mod tests {
         }
     }
 
+    /// A lease whose claims the test writes itself, on a server whose hash fields do not expire.
+    fn lease(server: &PrivateServer) -> Arc<Lease> {
+        let keys = Keys::default();
+        let me = InstanceId::derive("me");
+        let terms = Terms {
+            topic: "t".into(),
+            consumer: "c".into(),
+            target: Arc::new(Target::parse(&server.url()).unwrap()),
+            client_name: "leases".into(),
+            connect_timeout: LONG,
+            hash: keys.ownership("t", "c"),
+            set: keys.expiries("t", "c"),
+            ttl: LONG,
+            renew: LONG,
+            most: None,
+            modulo: 1,
+            remainder: 0,
+            shutdown_timeout: LONG,
+        };
+        Arc::new(Lease::new(terms, Claimant::new(me, "me")))
+    }
+
+    fn at(ms: u64) -> Snapshot {
+        Snapshot {
+            id: StreamId::new(ms, 0),
+            ordinal: Some(ms),
+            version: 2,
+        }
+    }
+
     #[test]
-    fn the_server_knows_the_script_by_its_hash() {
+    fn the_server_knows_each_script_by_its_hash() {
         let scene = Scene::new();
-        let known = scene.server.command(&["SCRIPT", "LOAD", MOVE.text]);
-        assert_eq!(known.unwrap().text(), MOVE.sha1, "{}", MOVE.text);
+        for script in [&STORE, &MOVE] {
+            let known = scene.server.command(&["SCRIPT", "LOAD", script.text]);
+            assert_eq!(known.unwrap().text(), script.sha1, "{}", script.text);
+        }
+    }
+
+    #[test]
+    fn under_a_claim_a_position_is_stored_if_nothing_speaks_against_it() {
+        let mut scene = Scene::new();
+        let lease = lease(&scene.server);
+        scene.store = scene.store.clone().under(&lease);
+        let me = lease.claimant().as_str();
+        let (hash, set) = ("re:o:{t}:c", "re:e:{t}:c");
+        let claim = |p: &str, by: &str| drop(scene.server.command(&["HSET", hash, p, by]).unwrap());
+        for (p, by) in [
+            ("0", me),
+            ("1", "somebody"),
+            ("3", me),
+            ("4", me),
+            ("5", me),
+            ("6", me),
+        ] {
+            claim(p, by);
+        }
+        scene.server.command(&["ZADD", set, "1", "5"]).unwrap(); // over long ago
+        scene.server.command(&["ZADD", set, "1e15", "6"]).unwrap();
+        let most = "18446744073709551615-18446744073709551615|x";
+        scene.set(&[
+            "3",
+            "7-0|x",
+            "__reset:3",
+            "1-0",
+            "4",
+            "20-0|x",
+            "6",
+            "not an id",
+        ]);
+        scene.set(&["0", "9-18446744073709551615|x"]);
+        let positions: Vec<_> = (0..7).map(|p| (p, at(10))).collect();
+        let mut fates = Vec::new();
+        let mut room = (Vec::new(), Inbox::default());
+        let (store, connection) = (&mut scene.store, &mut scene.connection);
+        for _ in 0..2 {
+            fates.clear();
+            store
+                .store(
+                    connection,
+                    (&mut room.0, &mut room.1),
+                    &positions,
+                    LONG,
+                    |i, f| {
+                        assert_eq!(i, fates.len());
+                        fates.push(f);
+                    },
+                )
+                .unwrap();
+            assert_eq!(
+                fates,
+                [
+                    Fate::Stored,
+                    Fate::Anothers,
+                    Fate::Unclaimed,
+                    Fate::Reset,
+                    Fate::Behind,
+                    Fate::Unclaimed,
+                    Fate::Stored
+                ]
+            );
+        }
+        assert!(scene.get("0").starts_with("10-0|") && scene.get("6").starts_with("10-0|"));
+        assert_eq!([1, 2, 5].map(|p| scene.get(&p.to_string())), ["", "", ""]);
+        assert_eq!(
+            [3, 4].map(|p| scene.get(&p.to_string())),
+            ["7-0|x", "20-0|x"]
+        );
+        let ordinal = |p| {
+            let field = format!("{p}:ordinal");
+            scene
+                .server
+                .command(&["HGET", "re:p:{t}:c:meta", &field])
+                .unwrap()
+                .text()
+        };
+        assert_eq!([0, 1, 4].map(ordinal), ["10-0 10", "", ""]);
+
+        // ids are more than what Lua can count to
+        scene.set(&["0", most]);
+        let almost = Snapshot {
+            id: StreamId::new(u64::MAX, u64::MAX - 1),
+            ..at(0)
+        };
+        let mut fate = None;
+        let (store, connection) = (&mut scene.store, &mut scene.connection);
+        let (commands, inbox) = (&mut room.0, &mut room.1);
+        store
+            .store(
+                connection,
+                (commands, inbox),
+                &[(0, almost)],
+                LONG,
+                |_, f| fate = Some(f),
+            )
+            .unwrap();
+        assert_eq!(fate, Some(Fate::Behind));
+    }
+
+    #[test]
+    fn only_the_owner_moves_a_position_back() {
+        let mut scene = Scene::new();
+        let lease = lease(&scene.server);
+        scene.store = scene.store.clone().under(&lease);
+        let moves = |scene: &mut Scene, marker: Option<&str>| {
+            let marker = marker.map(|m| Marker::parse(m.as_bytes()).unwrap());
+            let (to, c) = (StreamId::new(1, 0), &mut scene.connection);
+            scene
+                .store
+                .relocate(c, 0, marker.as_ref(), to, LONG)
+                .unwrap()
+        };
+        let claim = |scene: &Scene, by: &str| {
+            let cmd = ["HSET", "re:o:{t}:c", "0", by];
+            scene.server.command(&cmd).unwrap();
+        };
+        scene.set(&["0", "9-0|x"]);
+        assert_eq!(moves(&mut scene, None), Fate::Unclaimed);
+        claim(&scene, "somebody");
+        assert_eq!(moves(&mut scene, Some("1-0")), Fate::Anothers);
+        assert_eq!(scene.get("0"), "9-0|x");
+        claim(&scene, lease.claimant().as_str());
+        scene.set(&["__reset:0", "5-0|a"]);
+        assert_eq!(moves(&mut scene, None), Fate::Reset, "it goes before");
+        assert_eq!(moves(&mut scene, Some("5-0|a")), Fate::Stored);
+        assert!(scene.get("0").starts_with("1-0|") && scene.get("__reset:0").is_empty());
     }
 
     #[test]

@@ -265,7 +265,7 @@ impl Lane {
                     },
                 };
                 self.go_on_at(at, |lane| {
-                    lane.report_gap(GapCause::Ahead, None, None, at.id)
+                    lane.report_gap(GapCause::Ahead, None, None, at.id);
                 })?;
             }
         }

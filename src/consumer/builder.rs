@@ -492,12 +492,9 @@ impl ConsumerBuilder<HasHandler> {
             name_guard,
         } = streams.prepare(&settings)?;
         let resets = Arc::new(Resets::default());
-        let fence = match &lease {
-            Some(lease) => Arc::clone(lease.fence()),
-            None => Arc::new(Fence::open()),
-        };
+        let fence = lease.as_ref().map(|lease| Arc::clone(lease.fence()));
         let plan = Plan {
-            fence,
+            fence: fence.unwrap_or_else(|| Arc::new(Fence::open())),
             read: read_plan,
             read_ahead: settings.reads_ahead(),
             idle_cap: settings.max_idle_delay,
@@ -557,11 +554,7 @@ impl ConsumerBuilder<HasHandler> {
                 [&running.flush_interrupt, &running.flushed].map(Arc::clone),
                 flush_timeout,
             );
-            let rhythm = Rhythm {
-                interval: settings.persist_interval,
-                stores: !settings.persist.is_sync(),
-            };
-            running.spawn_flusher(flusher, rhythm)?;
+            running.spawn_flusher(flusher, Rhythm::of(&settings))?;
         }
         streams.register(&running);
         match lease {

@@ -184,22 +184,8 @@ pub fn evaluate(
             told(p, "has been waiting"),
         );
     }
-    let standing = |standing| ownership.iter().find(|o| o.standing == standing);
-    if let Some(o) = standing(Standing::Superseded) {
-        let what = format!(
-            "{}/{}: another process of the name {} has started, and this one stands down",
-            o.topic,
-            o.consumer,
-            o.me.as_ref().map_or("of this one", |me| &*me.pod),
-        );
-        return verdict(Status::Unhealthy, Rule::Superseded, what);
-    }
-    if let Some(o) = standing(Standing::Lapsed) {
-        let what = format!(
-            "{}/{}: the claims were not renewed in time",
-            o.topic, o.consumer
-        );
-        return verdict(Status::Unhealthy, Rule::ClaimsLapsed, what);
+    if let Some((rule, what)) = ownership.iter().find_map(without_claims) {
+        return verdict(Status::Unhealthy, rule, what);
     }
     let too_long = |p: &&PartitionStatus| p.state == Blocked && p.in_state > p.unhealthy_block;
     if let Some(p) = partitions.iter().copied().find(too_long) {
@@ -224,39 +210,11 @@ pub fn evaluate(
     if let Some(p) = first(Stopped) {
         return verdict(Status::Degraded, Rule::Stopped, told(p, "has been stopped"));
     }
-    let stalls = |p: &&PartitionStatus| {
-        let limit = Some(p.stalled_after).filter(|l| !l.is_zero());
-        limit.is_some_and(|limit| p.handler_for > Some(limit))
-    };
-    if let Some(p) = partitions.iter().copied().find(stalls) {
-        let seconds = p.handler_for.unwrap_or_default().as_secs_f64();
-        let what = format!(
-            "{p}: the handler has not come back for {seconds:.1} s; StalledSeconds is {}",
-            p.stalled_after.as_secs()
-        );
+    if let Some(what) = partitions.iter().copied().find_map(stalls) {
         return verdict(Status::Degraded, Rule::Stalled, what);
     }
-    if let Some(o) = ownership
-        .iter()
-        .find(|o| o.unowned_for > Some(o.unowned_alarm))
-    {
-        let what = format!(
-            "{}/{}: partitions {:?} are consumed by nobody",
-            o.topic,
-            o.consumer,
-            o.unowned()
-        );
-        return verdict(Status::Degraded, Rule::Unowned, what);
-    }
-    if let Some((o, (p, by))) = ownership
-        .iter()
-        .find_map(|o| Some((o, o.contested.first()?)))
-    {
-        let what = format!(
-            "{}[{p}]/{}: {by} takes the partition for its own, too",
-            o.topic, o.consumer
-        );
-        return verdict(Status::Degraded, Rule::Contested, what);
+    if let Some((rule, what)) = ownership.iter().find_map(ill_divided) {
+        return verdict(Status::Degraded, rule, what);
     }
     let since_gap = |p: &PartitionStatus| p.since_gap.filter(|t| *t <= GAP_SHOWS);
     let newest = partitions
@@ -272,6 +230,47 @@ pub fn evaluate(
         return verdict(Status::Degraded, Rule::Gap, what);
     }
     verdict(Status::Healthy, Rule::Fine, String::new())
+}
+
+/// Why an instance may handle nothing at all.
+fn without_claims(o: &Ownership) -> Option<(Rule, String)> {
+    let of = format!("{}/{}", o.topic, o.consumer);
+    match o.standing {
+        Standing::Superseded => {
+            let me = o.me.as_ref().map_or("its name", |me| &*me.pod);
+            let what =
+                format!("{of}: another process called {me} has started; this one stands down");
+            Some((Rule::Superseded, what))
+        }
+        Standing::Lapsed => Some((
+            Rule::ClaimsLapsed,
+            format!("{of}: the claims were not renewed in time"),
+        )),
+        Standing::Holding | Standing::Joining => None,
+    }
+}
+
+/// What is wrong with how partitions are divided.
+fn ill_divided(o: &Ownership) -> Option<(Rule, String)> {
+    let of = format!("{}/{}", o.topic, o.consumer);
+    if o.unowned_for > Some(o.unowned_alarm) {
+        let what = format!("{of}: partitions {:?} are consumed by nobody", o.unowned());
+        return Some((Rule::Unowned, what));
+    }
+    let (p, by) = o.contested.first()?;
+    let what = format!("{of}: {by} takes partition {p} for its own, too");
+    Some((Rule::Contested, what))
+}
+
+/// That a handler does not come back.
+fn stalls(p: &PartitionStatus) -> Option<String> {
+    let limit = Some(p.stalled_after).filter(|l| !l.is_zero())?;
+    let since = p.handler_for.filter(|since| *since > limit)?;
+    Some(format!(
+        "{p}: the handler has not come back for {:.1} s; StalledSeconds is {}",
+        since.as_secs_f64(),
+        limit.as_secs()
+    ))
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
-//! The thread that keeps an instance's claims alive: it renews, and runs nothing else, so that nothing
-//! else can keep it from renewing.
-//!
-//! It alone writes claims. What others find out, such as a claim that is gone or a lane that has ended,
-//! they leave with the [`Lease`], and the thread acts on it between two renewals: to a renewal under way
-//! what was given up meanwhile would still be ours.
+//! The claims of an instance, as the threads of a consumer see them. They are kept by one thread, the
+//! [`Renewer`]: it alone writes claims. What others find out, such as a claim that is gone or a lane that
+//! has ended, they leave here.
 
 use std::{
     collections::BTreeSet,
@@ -16,24 +13,17 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::Value;
 
 use crate::{
-    Error, ErrorKind, Instances, Result, clock,
-    error::ServerClass,
-    fence::{Fence, Sent},
-    net::{
-        Connection, Interrupt, STOP, Target,
-        script::{Form, Script, by_hash_first},
-    },
-    quiet::{HeldBack, Quiet},
-    wire::{Claimant, PRESENCE},
+    Instances, Result,
+    fence::Fence,
+    net::{Interrupt, STOP, Target},
+    wire::Claimant,
 };
 
 use super::{
-    map::{Member, Ownership, Ranges, Standing},
-    script::{CYCLE, RELEASE},
-    share::{Rhythm, Share, View},
+    map::{Ownership, Standing},
+    renewer::Renewer,
 };
 
 /// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
@@ -82,42 +72,31 @@ pub(crate) struct Terms {
 /// The claims of one instance of a consumer.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    terms: Terms,
-    claimant: Claimant,
-    fence: Arc<Fence>,
+    pub(super) terms: Terms,
+    pub(super) claimant: Claimant,
+    pub(super) fence: Arc<Fence>,
     /// Whether the server's hash fields expire by themselves.
-    by_field: AtomicBool,
+    pub(super) by_field: AtomicBool,
     /// Wakes the thread, and ends it.
-    interrupt: Arc<Interrupt>,
+    pub(super) interrupt: Arc<Interrupt>,
     /// Partitions whose lane has ended as it was asked to.
-    left: Mutex<BTreeSet<u32>>,
-    map: Mutex<Map>,
+    pub(super) left: Mutex<BTreeSet<u32>>,
+    pub(super) map: Mutex<Map>,
 }
 
 /// What is known of who owns what.
 #[derive(Debug)]
-struct Map {
-    seen: Ownership,
-    unowned_since: Option<Instant>,
+pub(super) struct Map {
+    pub(super) seen: Ownership,
+    pub(super) unowned_since: Option<Instant>,
 }
 
 /// Renew now.
-const RENEW: u32 = 1 << 1;
+pub(super) const RENEW: u32 = 1 << 1;
 /// Somebody has left something.
-const HEAR: u32 = 1 << 2;
+pub(super) const HEAR: u32 = 1 << 2;
 /// The consumer ends.
-const CLOSE: u32 = 1 << 3;
-
-/// No call waits for less.
-const LEAST_WAIT: Duration = Duration::from_millis(10);
-
-/// What a renewal came to.
-#[derive(Debug)]
-enum Renewal {
-    Renewed(View),
-    /// A later process has taken our place.
-    Superseded(Claimant),
-}
+pub(super) const CLOSE: u32 = 1 << 3;
 
 impl Lease {
     pub(crate) fn new(terms: Terms, claimant: Claimant) -> Self {
@@ -149,14 +128,6 @@ impl Lease {
     /// The whole claim: what each write under it is compared with.
     pub(crate) fn claimant(&self) -> &Claimant {
         &self.claimant
-    }
-
-    pub(crate) fn hash(&self) -> &str {
-        &self.terms.hash
-    }
-
-    pub(crate) fn set(&self) -> &str {
-        &self.terms.set
     }
 
     /// Whether the server's hash fields expire by themselves.
@@ -208,23 +179,10 @@ impl Lease {
         begun: impl FnOnce(Result<()>),
         over: impl FnOnce(),
     ) {
-        Renewer {
-            lease: self,
-            lanes,
-            share: Share::default(),
-            connection: None,
-            first: true,
-            superseded: false,
-            length: None,
-            looked: clock::now(),
-            closing: None,
-            trouble: None,
-            quiet: Quiet::default(),
-        }
-        .run(begun, over);
+        Renewer::new(self, lanes).run(begun, over);
     }
 
-    fn standing(&self, standing: Standing) {
+    pub(super) fn standing(&self, standing: Standing) {
         let mut map = self.map.lock();
         map.seen.standing = standing;
         if standing != Standing::Holding {
@@ -237,527 +195,4 @@ impl fmt::Display for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.terms.topic, self.terms.consumer)
     }
-}
-
-/// What the thread knows.
-struct Renewer<'a> {
-    lease: &'a Lease,
-    lanes: &'a dyn Lanes,
-    share: Share,
-    connection: Option<Connection>,
-    /// No renewal has succeeded yet.
-    first: bool,
-    superseded: bool,
-    /// How many fields the hash had when it was last looked at.
-    length: Option<u64>,
-    looked: Instant,
-    /// When the wait for the lanes is over.
-    closing: Option<Instant>,
-    /// Since when renewals fail, where a line was written about it.
-    trouble: Option<Instant>,
-    quiet: Quiet,
-}
-
-impl Renewer<'_> {
-    fn run(mut self, begun: impl FnOnce(Result<()>), over: impl FnOnce()) {
-        let mut begun = Some(begun);
-        loop {
-            // First: what comes from now on is seen by the wait.
-            self.lease.interrupt.clear(RENEW | HEAR);
-            if self.is_closed() {
-                let stuck = self.give_everything_up();
-                over();
-                return self.linger(stuck);
-            }
-            let renewed = self.renew();
-            let pause = match &renewed {
-                Ok(pause) => *pause,
-                Err(e) => self.failed(e),
-            };
-            if let Some(begun) = begun.take() {
-                begun(renewed.map(drop));
-            }
-            self.watch(clock::now() + pause);
-            if self.lease.interrupt.bits() & STOP != 0 {
-                return self.lease.fence.end();
-            }
-        }
-    }
-
-    /// Whether the consumer ends and its lanes have done so, or have had their time.
-    fn is_closed(&mut self) -> bool {
-        if self.lease.interrupt.bits() & CLOSE == 0 {
-            return false;
-        }
-        let until = clock::now() + self.lease.terms.shutdown_timeout;
-        let until = *self.closing.get_or_insert(until);
-        self.lanes.all_done() || clock::now() >= until
-    }
-
-    fn rhythm(&self) -> Rhythm {
-        Rhythm {
-            renew: self.lease.terms.renew,
-            ttl: self.lease.terms.ttl,
-        }
-    }
-
-    /// How long to wait for the server: not longer than claims last that have to be ended in time.
-    fn timeout(&self) -> Duration {
-        let terms = &self.lease.terms;
-        let most = terms.connect_timeout.min(terms.ttl / 3);
-        if self.share.held().is_empty() {
-            return most;
-        }
-        most.min(self.lease.fence.left().max(LEAST_WAIT))
-    }
-
-    /// One renewal, and what follows from it. Returns when to renew again.
-    fn renew(&mut self) -> Result<Duration> {
-        self.connect()?;
-        self.release()?;
-        let (sent, renewal) = self.cycle()?;
-        // Whatever was held under a fence that has ended was let go by the lanes.
-        self.end_if_over();
-        let view = match renewal {
-            Renewal::Superseded(by) => return Ok(self.stand_down(&by)),
-            Renewal::Renewed(view) => view,
-        };
-        self.lease.fence.extend(sent, self.lease.terms.ttl);
-        if !self.lease.fence.holds_for_certain() {
-            let what = "the answer came when the claims may have ended again";
-            return Err(self.about(Error::new(ErrorKind::Timeout, "renew", what)));
-        }
-        (self.first, self.superseded) = (false, false);
-        if let Some(since) = self.trouble.take() {
-            let seconds = since.elapsed().as_secs_f64();
-            log::info!(
-                "{}: claims are renewed again after {seconds:.1} s",
-                self.lease
-            );
-        }
-        Ok(self.apply(&view))
-    }
-
-    /// What a renewal found has consequences for the lanes.
-    fn apply(&mut self, view: &View) -> Duration {
-        let (lease, lanes) = (self.lease, self.lanes);
-        self.length = Some(view.length);
-        self.looked = clock::now();
-        let rhythm = self.rhythm();
-        let step = self
-            .share
-            .renewed(view, lanes.partitions(), clock::now(), rhythm);
-        if !view.restored.is_empty() || view.presence_gone {
-            log::error!(
-                "{lease}: claims were deleted on the server; those of partitions {} are made again from memory",
-                ranges(&view.restored)
-            );
-        }
-        if !step.lost.is_empty() {
-            log::error!(
-                "{lease}: LOST partitions {} to another instance; their lanes stop, and what they are at \
-                 does not count",
-                ranges(&step.lost)
-            );
-        }
-        step.lost.iter().for_each(|p| lanes.cut(*p));
-        if !step.give_up.is_empty() {
-            let to = ranges(&step.give_up);
-            log::info!("{lease}: gives up partitions {to}, which are another's share");
-        }
-        for p in step.give_up {
-            if !lanes.give_up(p) {
-                lease.left(p);
-            }
-        }
-        let changed = self.draw(view);
-        if changed {
-            log::info!("{lease}: {}", lease.map.lock().seen);
-        }
-        // Where all is over nothing begins; what was claimed all the same is given up with the rest.
-        for p in step.taken {
-            if self.closing.is_none() && !lanes.take(p) {
-                self.share.leave(p);
-                lease.left(p);
-            }
-        }
-        step.next
-    }
-
-    /// Brings the map up to date; true when it says something new.
-    fn draw(&self, view: &View) -> bool {
-        let mut map = self.lease.map.lock();
-        let mut seen = map.seen.clone();
-        let owners = |p| view.owners.get(&p).map(Member::from);
-        seen.owners = (0..self.lanes.partitions()).map(owners).collect();
-        seen.members = view.members.iter().map(Member::from).collect();
-        seen.owned = view.held.iter().copied().collect();
-        seen.standing = Standing::Holding;
-        match seen.owners.contains(&None) {
-            false => map.unowned_since = None,
-            true => drop(map.unowned_since.get_or_insert_with(clock::now)),
-        }
-        let changed = map.seen != seen;
-        map.seen = seen;
-        changed
-    }
-
-    fn failed(&mut self, e: &Error) -> Duration {
-        self.connection.take_if(|_| !e.keeps_connection());
-        if self.lease.interrupt.bits() & STOP == 0
-            && let Some(more) = self.quiet.permit()
-        {
-            self.trouble.get_or_insert_with(clock::now);
-            let left = self.lease.fence.left().as_secs_f64();
-            log::warn!(
-                "{}: the claims were NOT RENEWED, and hold for {left:.1} s yet: {e}; tried again{}",
-                self.lease,
-                HeldBack(more)
-            );
-        }
-        Share::failed(self.rhythm())
-    }
-
-    fn stand_down(&mut self, by: &Claimant) -> Duration {
-        let (lease, by) = (self.lease, Member::from(by));
-        self.end();
-        lease.standing(Standing::Superseded);
-        if !std::mem::replace(&mut self.superseded, true) {
-            log::error!(
-                "{lease}: SUPERSEDED: {by}, epoch {}, goes by the same instance id and started after this \
-                 process, epoch {}, which stands down: give each process a POD_NAME of its own",
-                by.epoch,
-                lease.claimant.incarnation()
-            );
-        }
-        lease.terms.renew
-    }
-
-    /// Waits for the next renewal: until the time has come, somebody asks for it, or something has
-    /// changed at the server. Meanwhile it ends what is over and hears what is left.
-    fn watch(&mut self, wake: Instant) {
-        let wake = self.closing.map_or(wake, |until| wake.min(until));
-        let interrupt = Arc::clone(&self.lease.interrupt);
-        loop {
-            self.end_if_over();
-            let now = clock::now();
-            if now >= wake {
-                return;
-            }
-            let look = self.looked + self.rhythm().look();
-            let mut nap = wake.min(look).saturating_duration_since(now);
-            if !self.share.held().is_empty() {
-                nap = nap.min(self.lease.fence.left());
-            }
-            let mut called = STOP | RENEW | HEAR;
-            if self.closing.is_none() {
-                called |= CLOSE;
-            }
-            let nap = nap.max(Duration::from_millis(1));
-            if interrupt.sleep(nap, called) {
-                if interrupt.bits() & (called & !HEAR) != 0 || self.closing.is_some() {
-                    return;
-                }
-                interrupt.clear(HEAR);
-                if !self.lease.left.lock().is_empty() {
-                    return; // to be released, and looked at again
-                }
-            }
-            self.hand_over();
-            if clock::now() >= look && self.has_changed() {
-                return;
-            }
-        }
-    }
-
-    /// Whether something has come or gone since the last look, or nobody can tell.
-    fn has_changed(&mut self) -> bool {
-        self.looked = clock::now();
-        let timeout = self.timeout();
-        let Some(connection) = &mut self.connection else {
-            return false; // the next attempt to connect has its time
-        };
-        let mut cmd = redis::cmd("HLEN");
-        cmd.arg(&self.lease.terms.hash);
-        let length: Result<u64> = connection.ask(&cmd, timeout);
-        if length.as_ref().is_err_and(|e| !e.keeps_connection()) {
-            self.connection = None;
-        }
-        length.ok() != self.length
-    }
-
-    /// Gives the partitions of stalled lanes to whoever can handle them.
-    fn hand_over(&mut self) {
-        let others = self.lease.map.lock().seen.members.len() > 1;
-        let stalled = self.lanes.stalled();
-        let ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
-        if !others || ours.is_empty() || self.closing.is_some() {
-            return;
-        }
-        log::error!(
-            "{}: the handlers of partitions {} do not come back; they go to another instance until they do \
-             (HandOverWhenStalled)",
-            self.lease,
-            Ranges(&ours)
-        );
-        for p in ours {
-            self.lanes.cut(p);
-            self.share.leave(p);
-            self.lease.left(p);
-        }
-    }
-
-    /// Lets go of everything when it may be another's.
-    fn end_if_over(&mut self) {
-        if !self.share.held().is_empty() && !self.lease.fence.holds_for_certain() {
-            log::error!(
-                "{}: the claims ENDED, since they were not renewed in time: nothing is handled until they \
-                 are made again",
-                self.lease
-            );
-            self.end();
-        }
-    }
-
-    fn end(&mut self) {
-        self.lease.fence.end();
-        self.lease.standing(Standing::Lapsed);
-        self.lease.left.lock().clear();
-        for p in self.share.ended() {
-            self.lanes.cut(p);
-        }
-    }
-
-    /// Gives up what lanes have left.
-    fn release(&mut self) -> Result<()> {
-        let mut left = self.lease.left.lock().clone();
-        // Of an earlier tenure of a partition that was taken anew meanwhile nothing follows.
-        left.retain(|p| self.share.is_leaving(*p));
-        if !left.is_empty() {
-            self.give_up(&left, false)?;
-            self.share.released(&left);
-            log::info!("{}: released partitions {}", self.lease, ranges(&left));
-        }
-        // Those that come from now on are of the next turn.
-        let mut all = self.lease.left.lock();
-        all.retain(|p| self.share.is_leaving(*p) && !left.contains(p));
-        Ok(())
-    }
-
-    /// The end: all claims but those of lanes that have not ended, and the sign of life. Returns the
-    /// partitions of such lanes.
-    fn give_everything_up(&mut self) -> BTreeSet<u32> {
-        let lease = self.lease;
-        let running = self.lanes.running();
-        let held = self.share.held();
-        let free = held.difference(&running).copied().collect();
-        let stuck = held.intersection(&running).copied().collect();
-        let done = self.connect().and_then(|()| self.give_up(&free, true));
-        lease.fence.end();
-        lease.standing(Standing::Joining);
-        match done {
-            Ok(()) => log::debug!("{lease}: released partitions {}", ranges(&free)),
-            Err(e) => log::warn!(
-                "{lease}: the claims could not be released, and end by themselves within {:?}: {e}",
-                lease.terms.ttl
-            ),
-        }
-        stuck
-    }
-
-    /// Releases the claims of lanes that end late, for as long as those claims last without renewal.
-    fn linger(&mut self, mut stuck: BTreeSet<u32>) {
-        let until = clock::now() + self.lease.terms.ttl;
-        while !stuck.is_empty() && clock::now() < until {
-            let left = until.saturating_duration_since(clock::now());
-            if self.lease.interrupt.sleep(left, STOP | HEAR)
-                && self.lease.interrupt.bits() & STOP != 0
-            {
-                return;
-            }
-            self.lease.interrupt.clear(HEAR);
-            let running = self.lanes.running();
-            let ended = stuck.difference(&running).copied().collect();
-            if self
-                .connect()
-                .and_then(|()| self.give_up(&ended, false))
-                .is_err()
-            {
-                return;
-            }
-            stuck.retain(|p| running.contains(p));
-        }
-    }
-
-    /// Deletes claims; what is another's meanwhile is left alone.
-    fn give_up(&mut self, partitions: &BTreeSet<u32>, presence: bool) -> Result<()> {
-        let claimant = &self.lease.claimant;
-        let mut args = vec![claimant.as_str().to_owned()];
-        args.extend(partitions.iter().map(u32::to_string));
-        if presence {
-            args.push(claimant.presence());
-        }
-        self.call(&RELEASE, &args, "release claims").map(drop)
-    }
-
-    /// Makes a connection unless there is one, and finds out what its server can do.
-    fn connect(&mut self) -> Result<()> {
-        let kept = self.connection.take();
-        if let Some(kept) = kept.and_then(|mut c| c.check_idle().is_ok().then_some(c)) {
-            self.connection = Some(kept);
-            return Ok(());
-        }
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
-        let stop = Some(&self.lease.interrupt);
-        let mut connection = Connection::dial(&terms.target, &terms.client_name, stop, timeout)?;
-        let mut probe = redis::cmd("HPTTL");
-        probe.arg(&terms.hash).arg("FIELDS").arg(1).arg(PRESENCE);
-        let by_field = match connection.call(&probe, timeout) {
-            Ok(_) => true,
-            Err(e) if e.server_class() == Some(ServerClass::UnknownCommand) => false,
-            // what may not be asked may not be done either, and the script says so
-            Err(e) if e.server_class() == Some(ServerClass::NoPermission) => true,
-            Err(e) => return Err(self.about(e)),
-        };
-        self.lease.by_field.store(by_field, Relaxed);
-        self.connection = Some(connection);
-        Ok(())
-    }
-
-    fn cycle(&mut self) -> Result<(Sent, Renewal)> {
-        let (lease, lanes) = (self.lease, self.lanes);
-        let (terms, me) = (&lease.terms, &lease.claimant);
-        let (now, rhythm, n) = (clock::now(), self.rhythm(), lanes.partitions());
-        let holds = lease.fence.holds_for_certain();
-        let occupied = lanes.occupied();
-        let refused =
-            (0..n).filter(|p| p % terms.modulo != terms.remainder || occupied.contains(p));
-        let refused: BTreeSet<u32> = refused.collect();
-        let may_claim = self.closing.is_none() && self.share.may_claim(now, rhythm);
-        let held = if holds {
-            self.share.held().clone()
-        } else {
-            BTreeSet::new()
-        };
-        let mode = if lease.by_field() { "f" } else { "s" };
-        let args = [
-            me.as_str().to_owned(),
-            clock::ceil_ms(terms.ttl).to_string(),
-            n.to_string(),
-            me.presence(),
-            mode.to_owned(),
-            match (self.first, holds) {
-                (true, _) => "first",
-                (false, true) => "again",
-                (false, false) => "back",
-            }
-            .to_owned(),
-            terms.most.unwrap_or(n).to_string(),
-            u8::from(may_claim).to_string(),
-            blanks(&held),
-            blanks(&self.share.beyond(now, rhythm)),
-            blanks(&refused),
-        ];
-        let sent = Sent::now();
-        let answer = self.call(&CYCLE, &args, "renew claims")?;
-        let renewal = read(answer).ok_or_else(|| {
-            let what = "the answer is none of the script's";
-            self.about(Error::new(ErrorKind::Protocol, "renew claims", what))
-        })?;
-        Ok((sent, renewal))
-    }
-
-    /// Runs a script on the keys of the claims.
-    fn call(&mut self, script: &Script, args: &[String], operation: &'static str) -> Result<Value> {
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::new(ErrorKind::Io, operation, "not connected"));
-        };
-        let answer = by_hash_first(|form: Form| {
-            let (name, text) = script.named(form);
-            let mut cmd = redis::cmd(name);
-            cmd.arg(text)
-                .arg(2)
-                .arg(&terms.hash)
-                .arg(&terms.set)
-                .arg(args);
-            connection.call(&cmd, timeout)
-        });
-        answer.map_err(|e| {
-            let e = script.saying_what_to_grant(e, &[&terms.hash, &terms.set]);
-            self.about(e.during(operation))
-        })
-    }
-
-    fn about(&self, e: Error) -> Error {
-        let terms = &self.lease.terms;
-        e.on_key(&terms.hash).at(terms.target.endpoint())
-    }
-}
-
-fn ranges(partitions: &BTreeSet<u32>) -> String {
-    let partitions: Vec<u32> = partitions.iter().copied().collect();
-    Ranges(&partitions).to_string()
-}
-
-fn blanks(partitions: &BTreeSet<u32>) -> String {
-    let partitions: Vec<String> = partitions.iter().map(u32::to_string).collect();
-    partitions.join(" ")
-}
-
-/// Reads what [`CYCLE`] answers.
-fn read(answer: Value) -> Option<Renewal> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let mut parts = parts.into_iter();
-    let held = text(&parts.next()?)?;
-    if held == "superseded" {
-        let by = text(&parts.next()?)?;
-        return Some(Renewal::Superseded(Claimant::read(by.as_bytes())));
-    }
-    let surplus = text(&parts.next()?)?;
-    let restored = text(&parts.next()?)?;
-    let (presence_gone, restored) = match restored.strip_prefix('p') {
-        Some(rest) => (true, rest),
-        None => (false, &*restored),
-    };
-    let times = text(&parts.next()?)?;
-    let (first_end, length) = times.split_once(' ')?;
-    let first_end: i64 = first_end.parse().ok()?;
-    let Value::Array(fields) = parts.next()? else {
-        return None;
-    };
-    let mut view = View {
-        held: numbers(&held)?,
-        surplus: numbers(&surplus)?,
-        restored: numbers(restored)?,
-        presence_gone,
-        first_end: u64::try_from(first_end).ok().map(Duration::from_millis),
-        length: length.parse().ok()?,
-        ..View::default()
-    };
-    for pair in fields.chunks_exact(2) {
-        let (field, claimant) = (text(&pair[0])?, Claimant::read(text(&pair[1])?.as_bytes()));
-        if field.starts_with(PRESENCE) {
-            view.members.insert(claimant);
-        } else if let Ok(p) = field.parse() {
-            view.owners.insert(p, claimant);
-        }
-    }
-    Some(Renewal::Renewed(view))
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    }
-}
-
-fn numbers(text: &str) -> Option<BTreeSet<u32>> {
-    text.split_ascii_whitespace()
-        .map(|n| n.parse().ok())
-        .collect()
 }

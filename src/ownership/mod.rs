@@ -2,6 +2,7 @@
 
 mod lease;
 mod map;
+mod renewer;
 mod script;
 mod share;
 

@@ -162,11 +162,6 @@ impl ConsumerSettings {
         }
     }
 
-    /// Whether this instance takes a partition at all, under `Lease`.
-    pub(crate) fn takes(&self, partition: u32) -> bool {
-        partition % self.partition_modulo == self.partition_remainder
-    }
-
     /// Whether one batch is read while the one before it is handled.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.backpressure_enabled && self.backpressure_capacity >= 2 && !self.persist.is_sync()

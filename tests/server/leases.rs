@@ -484,3 +484,116 @@ fn a_slow_handler_keeps_its_partition() {
     assert_eq!(calls.wait_for(1), [false]);
     assert_eq!((a.owned().len(), b.seen.len()), (4, 0));
 }
+
+#[test]
+fn operators_see_who_owns_what_and_move_nothing_under_a_live_owner_unless_they_insist() {
+    let server = server();
+    let admin = open(&server.url(), "seen", 8).admin();
+    fill(&server, "seen", &["0", "1"]);
+    assert_eq!(admin.ownership("seen", "c").unwrap().unowned().len(), 8);
+    let a = join(&server.url(), "a", "seen");
+    let b = join(&server.url(), "b", "seen");
+    even(&[&a, &b]);
+    let map = admin.ownership("seen", "c").unwrap();
+    expect("the members to see it the same way", || {
+        a.consumer.ownership().unwrap().owners == map.owners
+    });
+    assert!(map.is_whole() && map.members.len() == 2 && map.me.is_none());
+    let pods: BTreeSet<_> = map
+        .owners
+        .iter()
+        .flatten()
+        .map(|m| m.pod.as_str())
+        .collect();
+    assert_eq!(pods, ["a", "b"].into());
+    expect("everything to be handled", || {
+        a.seen.len() + b.seen.len() == 16
+    });
+
+    let reset = admin.reset("seen", "c", ResetTo::Start);
+    let e = reset.apply().unwrap_err();
+    assert!(
+        e.kind() == ErrorKind::Argument && e.to_string().contains("a#"),
+        "{e}"
+    );
+    reset.force().apply().unwrap();
+    expect("everything to be handled again", || {
+        a.seen.len() + b.seen.len() == 32
+    });
+    drop((a, b));
+
+    // of those that died nothing stands in the way when their time is over
+    let dead = ["HSET", "re:o:{seen}:c", "0", "x|dead", "i:x", "x|dead"];
+    server.command(&dead).unwrap();
+    let reset = admin.reset("seen", "c", ResetTo::Start);
+    reset.apply().unwrap_err();
+    let over = ["ZADD", "re:e:{seen}:c", "1", "0", "1", "i:x"];
+    server.command(&over).unwrap();
+    assert_eq!(reset.apply().unwrap().len(), 8);
+    assert_eq!(admin.ownership("seen", "c").unwrap().unowned().len(), 8);
+}
+
+#[test]
+fn lanes_that_come_to_a_paused_consumer_are_paused() {
+    let server = server();
+    let a = join(&server.url(), "a", "held");
+    let b = join(&server.url(), "b", "held");
+    even(&[&a, &b]);
+    b.consumer.pause();
+    a.consumer.stop();
+    expect("it to own all", || b.lanes().len() == 8);
+    fill(&server, "held", &["0"]);
+    thread::sleep(ms(300));
+    assert_eq!(b.seen.len(), 0);
+    b.consumer.resume();
+    b.seen.wait_for(8);
+}
+
+/// From A to B to A: who comes back begins where the other left off.
+#[test]
+fn a_partition_that_was_elsewhere_goes_on_where_it_is_stored() {
+    let server = server();
+    let url = server.url();
+    let a = join(&url, "a", "back");
+    fill(&server, "back", &["0"]);
+    a.seen.wait_for(8);
+    let b = join(&url, "b", "back");
+    even(&[&a, &b]);
+    let moved = b.lanes();
+    fill(&server, "back", &["1", "2"]);
+    expect("the others' share", || {
+        b.seen.len() == 8 && a.seen.len() == 16
+    });
+    b.consumer.stop();
+    even(&[&a]);
+    fill(&server, "back", &["3"]);
+    a.seen.wait_for(24);
+    for p in moved {
+        let all = a.seen.all().into_iter();
+        let bodies: Vec<_> = all
+            .filter(|(of, _)| *of == p)
+            .map(|(_, body)| body)
+            .collect();
+        assert_eq!(bodies, ["0", "3"], "partition {p}");
+    }
+}
+
+#[test]
+fn nothing_is_left_behind_by_lanes_that_come_and_go() {
+    let server = server();
+    let a = join(&server.tcp_url(), "a", "traffic");
+    let count = || {
+        let list = server.command(&["CLIENT", "LIST"]).unwrap().text();
+        list.lines().filter(|l| l.contains("traffic")).count()
+    };
+    running(&a.consumer);
+    expect("ten connections", || count() == 10);
+    for n in 0..5 {
+        let b = join(&server.tcp_url(), &format!("b{n}"), "traffic");
+        even(&[&a, &b]);
+        b.consumer.stop();
+        even(&[&a]);
+    }
+    running(&a.consumer);
+    expect("ten connections", || count() == 10);
+}
