@@ -178,7 +178,7 @@ fn entry() {
     let Ok(job) = env::var(JOB) else { return };
     let job: Job = serde_json::from_str(&job).unwrap();
     let lines = File::options().create(true).append(true).open(&job.lines);
-    log::set_boxed_logger(Box::new(Lines(lines.unwrap()))).unwrap();
+    log::set_logger(Box::leak(Box::new(Lines(lines.unwrap())))).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
     let (ready, waits_for) = (job.ready.clone(), job.waits_for as usize);
     let consumer = job.start();
