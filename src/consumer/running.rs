@@ -209,11 +209,11 @@ impl Running {
                 }
             }
         }
-        self.lanes.has_ended(lane);
     }
 
     /// What follows the end of a lane: its partition may be another's, or be taken again here.
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
+        let leaves = self.lanes.is_through(lane);
         let (Some(leases), p) = (self.leases.get(), lane.seat.partition) else {
             return;
         };
@@ -222,7 +222,7 @@ impl Running {
             if !ownership::Lanes::take(self, p) {
                 leases.lease.look_again();
             }
-        } else if lane.leaves() && lane.seat.interrupt.bits() & LOST == 0 {
+        } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
             // What cannot be stored in time is handled again by whoever comes next.
             self.is_stored(p, clock::now() + self.shutdown_timeout);
             leases.lease.left(p);

@@ -1,0 +1,1 @@
+//! Members of another make, which know the wire format and nothing of us.
