@@ -270,7 +270,13 @@ impl Running {
         let _ = self.leases.set(Leases { lease, ended });
         self.spawn("leases".into(), move || {
             let lanes: &dyn ownership::Lanes = &running;
-            mine.run(lanes, move |begun| drop(tell.send(begun)), || drop(alive));
+            let mut alive = Some(alive);
+            // Nobody listens for more than the first.
+            mine.run(
+                lanes,
+                |begun| drop(tell.try_send(begun)),
+                || drop(alive.take()),
+            );
         })?;
         match told.recv_timeout(patience) {
             Ok(Err(e)) if !e.is_retryable() => Err(e),

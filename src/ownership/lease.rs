@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -176,10 +177,19 @@ impl Lease {
     pub(crate) fn run(
         &self,
         lanes: &dyn Lanes,
-        begun: impl FnOnce(Result<()>),
-        over: impl FnOnce(),
+        mut begun: impl FnMut(Result<()>),
+        mut over: impl FnMut(),
     ) {
-        Renewer::new(self, lanes).run(begun, over);
+        // The logger is foreign code: its panic must not end the keeping of claims.
+        while catch_unwind(AssertUnwindSafe(|| {
+            Renewer::new(self, lanes).run(&mut begun, &mut over);
+        }))
+        .is_err()
+        {
+            // What was held is not known any more.
+            self.fence.end();
+            lanes.running().into_iter().for_each(|p| lanes.cut(p));
+        }
     }
 
     pub(super) fn standing(&self, standing: Standing) {

@@ -78,7 +78,7 @@ impl<'a> Renewer<'a> {
         }
     }
 
-    pub(super) fn run(mut self, begun: impl FnOnce(Result<()>), over: impl FnOnce()) {
+    pub(super) fn run(mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
         let mut begun = Some(begun);
         loop {
             // First: what comes from now on is seen by the wait.

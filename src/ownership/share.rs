@@ -59,6 +59,9 @@ impl Rhythm {
 /// See [`Rhythm::look`].
 const LOOK: Duration = Duration::from_millis(500);
 
+/// So many looks are time enough for everybody to have had one.
+const LOOKS: u32 = 4;
+
 /// How often one renews while anything is unowned.
 const UNOWNED: Duration = Duration::from_secs(1);
 
@@ -76,8 +79,17 @@ pub(super) struct Share {
     /// goes.
     beyond: BTreeSet<u32>,
     members: BTreeSet<Claimant>,
-    /// Claims were found deleted then: others may not have made theirs again yet.
-    deleted: Option<Instant>,
+    /// What others had at the last renewal.
+    others: BTreeSet<u32>,
+    deleted: Option<Deleted>,
+}
+
+/// Claims were found deleted: others may not have made theirs again yet.
+#[derive(Debug)]
+struct Deleted {
+    at: Instant,
+    /// What others had before, and have not made again.
+    missing: BTreeSet<u32>,
 }
 
 impl Share {
@@ -98,11 +110,15 @@ impl Share {
         self.beyond.iter().copied().chain(overdue).collect()
     }
 
-    /// Whether what is free may be claimed. Not while claims that were deleted would have lasted: what looks
-    /// free may be another's, who has not found out.
+    /// Whether what is free may be claimed. After claims were deleted, what looks free may be another's who
+    /// has not found out: not before all have had a look, and not while a claim that was known of would
+    /// have lasted.
     pub(super) fn may_claim(&self, now: Instant, rhythm: Rhythm) -> bool {
-        self.deleted
-            .is_none_or(|then| now.duration_since(then) >= rhythm.ttl)
+        self.deleted.as_ref().is_none_or(|deleted| {
+            let since = now.duration_since(deleted.at);
+            let quiet = deleted.missing.is_empty() && since >= LOOKS * rhythm.look();
+            quiet || since >= rhythm.ttl
+        })
     }
 
     /// A renewal has succeeded.
@@ -113,9 +129,17 @@ impl Share {
         now: Instant,
         rhythm: Rhythm,
     ) -> Step {
+        let owned = |p: &u32| view.owners.contains_key(p);
         if view.presence_gone || !view.restored.is_empty() {
-            self.deleted = Some(now);
+            let mut missing = std::mem::take(&mut self.others);
+            missing.extend(self.deleted.take().into_iter().flat_map(|d| d.missing));
+            self.deleted = Some(Deleted { at: now, missing });
         }
+        if let Some(deleted) = &mut self.deleted {
+            deleted.missing.retain(|p| !owned(p));
+        }
+        let others = view.owners.keys().filter(|p| !view.held.contains(p));
+        self.others = others.copied().collect();
         let beyond = self.beyond(now, rhythm);
         self.beyond = if self.members == view.members {
             beyond.intersection(&view.held).copied().collect()
