@@ -20,7 +20,9 @@ pub fn positions_only_rise(server: &PrivateServer) -> usize {
             continue;
         }
         // a start stores the beginning where nothing is stored yet
-        let known = ["HSET", "HSETNX"].iter().any(|n| n.eq_ignore_ascii_case(name));
+        let known = ["HSET", "HSETNX"]
+            .iter()
+            .any(|n| n.eq_ignore_ascii_case(name));
         assert!(known, "{command:?}");
         for field in fields.chunks_exact(2) {
             let partition = field[0].parse().unwrap();

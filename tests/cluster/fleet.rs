@@ -162,7 +162,14 @@ impl Drop for Fleet {
         if !thread::panicking() {
             return;
         }
-        if let Ok(dir) = std::env::var("KEEP_DBG") { let _ = std::process::Command::new("cp").arg("-r").arg(self.server.dir()).arg(dir).status(); return; }
+        if let Ok(dir) = std::env::var("KEEP_DBG") {
+            let _ = std::process::Command::new("cp")
+                .arg("-r")
+                .arg(self.server.dir())
+                .arg(dir)
+                .status();
+            return;
+        }
         for n in 0..self.started {
             for file in std::fs::read_dir(self.server.dir()).unwrap().flatten() {
                 let name = file.file_name().into_string().unwrap();
