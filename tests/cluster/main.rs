@@ -19,7 +19,7 @@ mod command_log;
 mod common;
 mod excuses;
 mod fleet;
-// mod foreign;
+mod foreign;
 mod handover;
 
 const PARTITIONS: u32 = 8;

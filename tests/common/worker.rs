@@ -222,10 +222,11 @@ impl Worker {
         self.process.kill();
     }
 
-    /// Freezes it (SIGSTOP), with the same note.
+    /// Freezes it (SIGSTOP), with the same note, and another when it stands still.
     pub fn freeze(&self) {
         self.mark();
         self.process.freeze();
+        self.mark();
     }
 
     /// Lets it go on.
