@@ -9,7 +9,8 @@ use crate::net::script::Script;
 /// it. `ARGV`: our claim; `f` where hash fields expire by themselves, else `s`; then a partition, its
 /// value, and its ordinal or nothing, and so on.
 ///
-/// It answers one letter for each, as [`Fate::of`] reads them.
+/// It answers one letter for each, as [`Fate::of`] reads them. What is stored already, as where the answer
+/// was lost, is not written again: in the server's own log of commands positions only rise.
 pub(super) const STORE: Script = Script {
     text: r"#!lua flags=allow-oom
 local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -54,14 +55,14 @@ for i = 3, #ARGV, 3 do
     if stored and behind(value, stored) then
       fate = 'b'
     else
-      redis.call('HSET', positions, p, value)
+      if stored ~= value then redis.call('HSET', positions, p, value) end
       if ARGV[i + 2] ~= '' then redis.call('HSET', meta, p .. ':ordinal', ARGV[i + 2]) end
     end
   end
   fates[#fates + 1] = fate
 end
 return table.concat(fates)",
-    sha1: "c33c3424701dcbfbf61ba03ba72b817db6eb3d3b",
+    sha1: "337e6890d6af2eabcf0b97fbc237842c40c89c9b",
     commands: "+eval +evalsha +time +hget +hset +hexists +zscore",
 };
 

@@ -235,10 +235,15 @@ impl Flusher {
                     continue;
                 }
                 Fate::Reset => reset = true,
-                Fate::Unclaimed | Fate::Anothers => disowned = true,
+                Fate::Unclaimed => disowned = true,
+                Fate::Anothers => {
+                    // It is for them to say, and they know no more than was stored before.
+                    self.table.stored(*p, written.version);
+                    disowned = true;
+                }
             }
             if *fate != Fate::Stored {
-                all = false;
+                all &= *fate == Fate::Anothers;
                 log::debug!("{}: partition {p} is not stored: {}", self.name, fate.why());
             }
         }

@@ -39,6 +39,8 @@ pub(super) struct Lane {
     leaves: AtomicBool,
     /// Why it is to do nothing more, though it stays to be seen.
     stood_down: OnceLock<String>,
+    /// It has ended, and has been told whether it leaves: who says so from now on says it to nobody.
+    through: AtomicBool,
 }
 
 /// All that are here now, by partition. The lock is never held while anything is waited for.
@@ -97,6 +99,7 @@ impl Lanes {
             ended,
             leaves: AtomicBool::new(false),
             stood_down: OnceLock::new(),
+            through: AtomicBool::new(false),
         });
         if state.paused {
             lane.seat.interrupt.set(PAUSE);
@@ -112,19 +115,20 @@ impl Lanes {
         self.0.lock().outfit.clone()
     }
 
-    /// Tells a lane to end and to leave, by these bits. False when there is none that has not ended; one
-    /// that has leaves at once.
+    /// Tells a lane to end and to leave, by these bits. False when it hears nothing of it: there is none,
+    /// or it was [through](Self::is_through) already, and has left now.
     pub(super) fn dismiss(&self, partition: u32, bits: u32) -> bool {
-        let Some(lane) = self.get(partition) else {
+        let mut state = self.0.lock();
+        let Some(lane) = state.here.get(&partition).cloned() else {
             return false;
         };
         lane.leaves.store(true, Ordering::Relaxed);
         lane.seat.interrupt.cut(bits);
-        let ended = lane.has_ended();
-        if ended {
-            self.has_ended(&lane);
+        let through = lane.through.load(Ordering::Relaxed);
+        if through {
+            state.remove(&lane);
         }
-        !ended
+        !through
     }
 
     /// Tells a lane to end, whose partition is another's to handle, and to say why.
@@ -147,18 +151,20 @@ impl Lanes {
         those.map(|lane| lane.seat.partition).collect()
     }
 
-    /// What is to be done when a lane has ended: it may have to leave.
-    pub(super) fn has_ended(&self, lane: &Arc<Lane>) {
+    /// Asked by a lane that has ended, once: whether it was told to leave. Then it has.
+    pub(super) fn is_through(&self, lane: &Arc<Lane>) -> bool {
         let mut state = self.0.lock();
-        if lane.leaves.load(Ordering::Relaxed) && state.has(lane) {
-            state.here.remove(&lane.seat.partition);
-            state.before = state.before.add(&lane.seat.monitor);
+        lane.through.store(true, Ordering::Relaxed);
+        let leaves = lane.leaves();
+        if leaves {
+            state.remove(lane);
         }
+        leaves
     }
 
     /// Whether this lane is here to stay: it neither leaves, nor has left, nor been replaced.
     pub(super) fn keeps(&self, lane: &Arc<Lane>) -> bool {
-        !lane.leaves.load(Ordering::Relaxed) && self.0.lock().has(lane)
+        !lane.leaves() && self.0.lock().has(lane)
     }
 
     /// Tells all to end. No other begins from now on.
@@ -216,6 +222,13 @@ impl State {
         here.is_some_and(|l| Arc::ptr_eq(l, lane))
     }
 
+    fn remove(&mut self, lane: &Arc<Lane>) {
+        if self.has(lane) {
+            self.here.remove(&lane.seat.partition);
+            self.before = self.before.add(&lane.seat.monitor);
+        }
+    }
+
     fn each(&self, f: impl Fn(&Seat)) {
         self.here.values().for_each(|lane| f(&lane.seat));
     }
@@ -232,7 +245,7 @@ impl Lane {
     }
 
     /// Whether it was told to leave.
-    pub(super) fn leaves(&self) -> bool {
+    fn leaves(&self) -> bool {
         self.leaves.load(Ordering::Relaxed)
     }
 

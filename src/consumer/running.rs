@@ -185,9 +185,7 @@ impl Running {
     fn lane_ended(&self, lane: &Arc<Lane>, end: LaneEnd, outfit: &Outfit) {
         let seat = &lane.seat;
         if seat.interrupt.bits() & LOST != 0 {
-            // What it left unstored is another's to say by now.
-            let position = self.table.load(seat.partition);
-            self.table.stored(seat.partition, position.version);
+            self.forget(seat.partition);
         }
         match end {
             LaneEnd::Stopped => {
@@ -212,11 +210,17 @@ impl Running {
                 }
             }
         }
-        self.lanes.has_ended(lane);
+    }
+
+    /// What is not stored of a partition is another's to say by now.
+    fn forget(&self, partition: u32) {
+        let position = self.table.load(partition);
+        self.table.stored(partition, position.version);
     }
 
     /// What follows the end of a lane: its partition may be another's, or be taken again here.
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
+        let leaves = self.lanes.is_through(lane);
         let (Some(Claiming { claims, .. }), p) = (self.claiming.get(), lane.seat.partition) else {
             return;
         };
@@ -225,10 +229,15 @@ impl Running {
             if !ownership::Lanes::take(self, p) {
                 claims.look_again();
             }
-        } else if lane.leaves() && lane.seat.interrupt.bits() & LOST == 0 {
-            // What cannot be stored in time is handled again by whoever comes next.
-            self.is_stored(p, clock::now() + self.shutdown_timeout);
-            claims.left(p);
+        } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
+            let until = clock::now() + self.shutdown_timeout;
+            let stored = self.is_stored(p, until);
+            // When the consumer ends, the last flush is yet to come; then everything is released.
+            if stored || clock::now() >= until {
+                // What could not be stored in time is handled again by whoever comes next.
+                self.forget(p);
+                claims.left(p);
+            }
         }
         claims.hear();
     }

@@ -47,7 +47,7 @@ fn two_killed_forwarders_make_one_copy_of_each_message() {
     };
     let mut before = marks();
     for n in 0..kills {
-        dice.wait_ms(100..400);
+        dice.wait_ms(200..600);
         let i = n as usize % 2;
         mem::replace(&mut workers[i], start(names[i])).kill();
         let now = marks();
@@ -95,7 +95,11 @@ fn entry() {
     let streams = open(&url);
     let to = streams.forwarder(TARGET).unwrap();
     let consumer = streams.consumer(TOPIC).name(name);
+    // so that a successor, which waits for the end of the claims, has its share of its short life
+    let [ttl, renew] = [300, 75].map(Duration::from_millis);
     let _consumer = consumer
+        .lease_ttl(ttl)
+        .lease_renew(renew)
         .shared(move |m: &Message<'_>| -> HandlerResult {
             let out = [Outgoing::new("Ship", m.body()).partition(m.partition())];
             // both are at one source, which their own names would keep apart

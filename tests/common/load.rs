@@ -17,7 +17,8 @@ use streamlane::{
     testing::{Event, Kind, Recorder, eventually},
 };
 
-use crate::{PARTITIONS, PATIENCE, TOPIC, proof::Logs};
+use super::{PATIENCE, TOPIC, proof::Logs};
+use crate::PARTITIONS;
 
 /// Keys per partition.
 const KEYS: u32 = 5;

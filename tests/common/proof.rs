@@ -1,10 +1,13 @@
 //! The logs of a test and what they prove.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use streamlane::{
     StreamId,
-    testing::{Checker, Event, Kind, PrivateServer, Recorder, Reply, Report, Rules},
+    testing::{Checker, Event, Kind, Line, PrivateServer, Recorder, Reply, Report, Rules},
 };
 
 /// Log files beside a server's own; they go when it goes.
@@ -29,6 +32,16 @@ impl Logs {
 
     pub fn recorder(path: &PathBuf) -> Recorder {
         Recorder::append(path).unwrap()
+    }
+
+    /// Everything that workers have written down, or was written down about them.
+    pub fn each_handled(&self, mut f: impl FnMut(Event<'_>)) {
+        let log = fs::read(&self.handled).unwrap_or_default();
+        for line in log.split(|b| *b == b'\n').flat_map(Line::parse) {
+            if let Line::Event(event) = line.unwrap() {
+                f(event);
+            }
+        }
     }
 
     /// Compares what was published with what was handled.

@@ -5,6 +5,8 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
 };
 
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
 /// A process of one's own, killed on drop.
 pub struct Process(pub Child);
 
@@ -30,6 +32,27 @@ impl Process {
     #[track_caller]
     pub fn kill(mut self) {
         assert_eq!(self.ended(), None, "it lived until now");
+    }
+
+    /// Stops it (SIGSTOP); returns when it stands still.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stopped = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED);
+        assert!(stopped.unwrap().unwrap().1.stopped(), "it lived until now");
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Asks it to end (SIGTERM).
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 }
 

@@ -4,15 +4,15 @@ use std::{ops::Range, thread, time::Duration};
 
 use streamlane::testing::now_ns;
 
-use crate::number_from_env;
+use super::number_from_env;
 
 pub struct Dice(u64);
 
 impl Dice {
-    /// Seeded by `STREAMLANE_CRASH_SEED`, else by the clock; says with what.
+    /// Seeded by `STREAMLANE_SEED`, else by the clock; says with what.
     pub fn new(test: &str) -> Self {
-        let seed = number_from_env("STREAMLANE_CRASH_SEED").unwrap_or_else(now_ns);
-        eprintln!("{test}: STREAMLANE_CRASH_SEED={seed}");
+        let seed = number_from_env("STREAMLANE_SEED").unwrap_or_else(now_ns);
+        eprintln!("{test}: STREAMLANE_SEED={seed}");
         Self(seed)
     }
 

@@ -1,0 +1,74 @@
+//! What a server was told to write, by its own command log.
+
+use std::{collections::BTreeMap, fs};
+
+use streamlane::{StreamId, testing::PrivateServer};
+
+use crate::common::positions_key;
+
+/// Fails unless every position that was ever stored lies behind the one stored before it. Returns how many
+/// there were. For a server that has stopped and never rewrote its log.
+#[track_caller]
+pub fn positions_only_rise(server: &PrivateServer) -> usize {
+    let mut latest: BTreeMap<u32, StreamId> = BTreeMap::new();
+    let mut stored = 0;
+    for command in commands(server) {
+        let [name, key, fields @ ..] = &command[..] else {
+            continue;
+        };
+        if *key != positions_key() {
+            continue;
+        }
+        // a start stores the beginning where nothing is stored yet
+        let known = ["HSET", "HSETNX"]
+            .iter()
+            .any(|n| n.eq_ignore_ascii_case(name));
+        assert!(known, "{command:?}");
+        for field in fields.chunks_exact(2) {
+            let partition = field[0].parse().unwrap();
+            let id = field[1].split('|').next().unwrap().parse().unwrap();
+            let before = latest.insert(partition, id);
+            assert!(
+                before.is_none_or(|before| before < id),
+                "partition {partition}: {id} was stored after {before:?}"
+            );
+            stored += 1;
+        }
+    }
+    stored
+}
+
+/// All of it, oldest first.
+fn commands(server: &PrivateServer) -> Vec<Vec<String>> {
+    let files = fs::read_dir(server.dir().join("appendonlydir")).unwrap();
+    let logs = files.map(|f| f.unwrap().path());
+    let logs: Vec<_> = logs
+        .filter(|f| f.to_str().unwrap().ends_with(".incr.aof"))
+        .collect();
+    let [log] = &logs[..] else {
+        panic!("not one log: {logs:?}")
+    };
+    let log = fs::read(log).unwrap();
+    let mut rest = &log[..];
+    let mut commands = Vec::new();
+    while !rest.is_empty() {
+        let args = number(&mut rest, b'*');
+        let arg = |rest: &mut &[u8]| {
+            let length = number(rest, b'$');
+            let (text, after) = rest.split_at(length);
+            *rest = &after[2..];
+            String::from_utf8_lossy(text).into_owned()
+        };
+        commands.push((0..args).map(|_| arg(&mut rest)).collect());
+    }
+    commands
+}
+
+/// A line that is a mark and a number.
+fn number(rest: &mut &[u8], mark: u8) -> usize {
+    let end = rest.iter().position(|b| *b == b'\r').unwrap();
+    let (line, after) = rest.split_at(end);
+    assert_eq!(line[0], mark, "{:?}", String::from_utf8_lossy(line));
+    *rest = &after[2..];
+    str::from_utf8(&line[1..]).unwrap().parse().unwrap()
+}

@@ -1,0 +1,50 @@
+//! Processes that end as they should, or join: nothing is handled twice, and nobody waits.
+
+use std::time::Duration;
+
+use streamlane::testing::Rules;
+
+use crate::{
+    command_log,
+    common::{SLACK, turn, worker::Keeps},
+    fleet::Fleet,
+};
+
+/// What is promised of a graceful end.
+const BOUND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_graceful_leave_or_join_repeats_nothing_and_is_over_within_a_second() {
+    let _turn = turn();
+    come_and_go(Keeps::EachMessage);
+}
+
+/// Positions that are stored in time by nothing but the handover.
+#[test]
+fn what_moves_is_stored_before_it_is_anothers() {
+    let _turn = turn();
+    come_and_go(Keeps::Within(Duration::from_secs(60)));
+}
+
+fn come_and_go(keeps: Keeps) {
+    let mut fleet = Fleet::new(keeps, Duration::from_millis(40));
+    let pods = ["a", "b", "c"];
+    for pod in pods {
+        fleet.join(pod);
+    }
+    fleet.await_even(3);
+    for pod in pods.repeat(4) {
+        let stopped = fleet.leave(pod);
+        let owned = stopped + fleet.await_even(2);
+        fleet.join(pod);
+        let joined = fleet.await_even(3);
+        eprintln!("{pod} ended in {stopped:?}; all owned after {owned:?}; back after {joined:?}");
+        assert!(owned < BOUND + SLACK, "{owned:?}");
+    }
+    fleet.finish_load();
+    fleet.end();
+    let report = fleet.logs.check(Rules::default());
+    assert!(report.counts.handled > 1000);
+    fleet.server.stop().unwrap();
+    command_log::positions_only_rise(&fleet.server);
+}

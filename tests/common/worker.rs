@@ -1,0 +1,272 @@
+//! The process that gets killed: this test program run again, told what to do by its environment.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{self, Write},
+    path::PathBuf,
+    process::{self, ExitStatus},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use streamlane::{
+    Batch, Consumer, HandlerResult, Message, Persist, Streams,
+    testing::{Event, Kind, PrivateServer, Recorder, eventually, now_ns},
+};
+
+use super::{CONSUMER, PATIENCE, TOPIC, process::Process, proof::Logs, settings};
+use crate::PARTITIONS;
+
+/// Where a worker finds its [`Job`].
+const JOB: &str = "STREAMLANE_WORKER_JOB";
+
+/// How a worker consumes.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Job {
+    pub url: String,
+    pub log: PathBuf,
+    /// Made when it owns as much as it waits for.
+    pub ready: PathBuf,
+    /// What the library says to this worker.
+    pub lines: PathBuf,
+    /// What tells this process from its predecessors.
+    pub instance: String,
+    /// The name that its claims go by, which a successor may share.
+    pub pod: String,
+    /// How many partitions it is to own before it is ready.
+    pub waits_for: u32,
+    /// How long its claims last, and how often they are renewed.
+    pub lease: (Duration, Duration),
+    pub keeps: Keeps,
+    /// Whether it handles batches, or else messages.
+    pub batches: bool,
+    /// How long a message takes.
+    pub work: Duration,
+    /// The body of the message at which a handler call never returns.
+    pub hangs_at: Option<String>,
+}
+
+/// When positions are stored.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub enum Keeps {
+    /// As it is when nothing is set.
+    Default,
+    Within(Duration),
+    EachMessage,
+}
+
+impl Job {
+    /// One who is alone, whose successor has to wait for no longer than a moment.
+    pub fn new(server: &PrivateServer, logs: &Logs, instance: impl Into<String>) -> Self {
+        let instance = instance.into();
+        Self {
+            url: server.url(),
+            log: logs.handled.clone(),
+            ready: server.dir().join(format!("ready-{instance}")),
+            lines: server.dir().join(format!("lines-{instance}")),
+            pod: instance.clone(),
+            instance,
+            waits_for: PARTITIONS,
+            lease: (Duration::from_millis(600), Duration::from_millis(150)),
+            keeps: Keeps::Default,
+            batches: false,
+            work: Duration::ZERO,
+            hangs_at: None,
+        }
+    }
+
+    /// The same for the next process, which gets stuck nowhere.
+    pub fn again(&self, instance: &str) -> Self {
+        Self {
+            instance: instance.into(),
+            pod: instance.into(),
+            ready: self.ready.with_file_name(format!("ready-{instance}")),
+            lines: self.lines.with_file_name(format!("lines-{instance}")),
+            hangs_at: None,
+            ..self.clone()
+        }
+    }
+
+    fn start(self) -> Consumer {
+        let streams = Streams::open(settings(&self.url).pod_name(&*self.pod)).unwrap();
+        let (ttl, renew) = self.lease;
+        let consumer = streams.consumer(TOPIC).name(CONSUMER);
+        let consumer = consumer.lease_ttl(ttl).lease_renew(renew);
+        let consumer = match self.keeps {
+            Keeps::Default => consumer,
+            Keeps::Within(interval) => consumer.persist_interval(interval),
+            Keeps::EachMessage => consumer.persist(Persist::SyncMessage),
+        };
+        let batches = self.batches;
+        let log = Recorder::append(&self.log).unwrap();
+        let shared = Arc::new((self, log));
+        let tenure = move |_| Tenure {
+            shared: Arc::clone(&shared),
+            epoch: now_ns(),
+        };
+        let consumer = if batches {
+            consumer.batches(move |p| {
+                let tenure = tenure(p);
+                move |b: &Batch<'_>| b.each(|m| tenure.handle(m))
+            })
+        } else {
+            consumer.messages(move |p| {
+                let tenure = tenure(p);
+                move |m: &Message<'_>| tenure.handle(m)
+            })
+        };
+        consumer.start().unwrap()
+    }
+}
+
+/// A worker on one partition, from the claim to its end.
+struct Tenure {
+    shared: Arc<(Job, Recorder)>,
+    /// When it began: handlers are made after the claim, and claims follow one another.
+    epoch: u64,
+}
+
+impl Tenure {
+    fn handle(&self, m: &Message<'_>) -> HandlerResult {
+        let (job, _) = &*self.shared;
+        self.record(Kind::Started, m);
+        while job.hangs_at.as_deref().map(str::as_bytes) == Some(m.body()) {
+            thread::park();
+        }
+        if !job.work.is_zero() {
+            thread::sleep(job.work);
+        }
+        self.record(Kind::Handled, m);
+        Ok(())
+    }
+
+    fn record(&self, kind: Kind, m: &Message<'_>) {
+        let (job, log) = &*self.shared;
+        let (id, key) = ((m.id().ms(), m.id().seq()), m.key());
+        let event = Event {
+            instance: job.instance.as_str().into(),
+            epoch: self.epoch,
+            ..Event::now(kind, TOPIC, m.partition(), id, key.as_bytes())
+        };
+        log.record(&event).unwrap();
+    }
+}
+
+/// Writes down what the library says.
+struct Lines(File);
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let ms = now_ns() / 1_000_000;
+        let line = format!("{ms} {} {}\n", record.level(), record.args());
+        let _ = (&self.0).write_all(line.as_bytes());
+    }
+
+    fn flush(&self) {}
+}
+
+/// No test: the worker's way in. Without a job there is nothing to do.
+#[test]
+fn entry() {
+    let Ok(job) = env::var(JOB) else { return };
+    let job: Job = serde_json::from_str(&job).unwrap();
+    let lines = File::options().create(true).append(true).open(&job.lines);
+    log::set_logger(Box::leak(Box::new(Lines(lines.unwrap())))).unwrap();
+    log::set_max_level(log::LevelFilter::Debug);
+    let (ready, waits_for) = (job.ready.clone(), job.waits_for as usize);
+    let consumer = job.start();
+    let owns = || consumer.owned().len() >= waits_for;
+    assert!(eventually(PATIENCE, owns), "it owns its partitions");
+    fs::write(ready, "").unwrap();
+    let mut order = String::new();
+    io::stdin().read_line(&mut order).unwrap();
+    match order.trim_end() {
+        "stop" => drop(consumer.stop()),
+        "drain" => drop(consumer.drain(PATIENCE).unwrap()),
+        _ => process::exit(2), // the test is dead
+    }
+}
+
+/// A worker, seen by the test that started it.
+pub struct Worker {
+    pub job: Job,
+    process: Process,
+}
+
+impl Worker {
+    pub fn start(job: Job) -> Self {
+        let text = serde_json::to_string(&job).unwrap();
+        let process = Process::start("common::worker::entry", &[(JOB, &text)]);
+        Self { job, process }
+    }
+
+    /// Waits until it owns what it waits for.
+    #[track_caller]
+    pub fn await_ready(&self) {
+        let ready = || self.job.ready.exists();
+        assert!(eventually(PATIENCE, ready), "{} starts", self.job.instance);
+    }
+
+    /// Kills it with SIGKILL and notes the last moment at which it was surely alive: what it handled
+    /// later can only have been at risk for less time.
+    #[track_caller]
+    pub fn kill(self) {
+        self.mark();
+        self.process.kill();
+    }
+
+    /// Freezes it (SIGSTOP), with the same note, and another when it stands still.
+    pub fn freeze(&self) {
+        self.mark();
+        self.process.freeze();
+        self.mark();
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.process.thaw();
+    }
+
+    fn mark(&self) {
+        let log = Recorder::append(&self.job.log).unwrap();
+        log.record(&Event::killed(&self.job.instance)).unwrap();
+    }
+
+    /// What the library has said to it so far.
+    pub fn lines(&self) -> String {
+        fs::read_to_string(&self.job.lines).unwrap_or_default()
+    }
+
+    /// Tells it to `stop` or to `drain`.
+    pub fn tell(&mut self, order: &str) {
+        let stdin = self.process.0.stdin.as_mut().unwrap();
+        writeln!(stdin, "{order}").unwrap();
+    }
+
+    /// Waits until it has ended as it was told.
+    #[track_caller]
+    pub fn await_end(&mut self) {
+        let mut ended = None;
+        let in_time = eventually(PATIENCE + PATIENCE, || {
+            ended = self.process.ended();
+            ended.is_some()
+        });
+        assert!(in_time, "{} ends", self.job.instance);
+        assert!(ended.as_ref().is_some_and(ExitStatus::success), "{ended:?}");
+    }
+
+    /// Lets it handle everything there is, and end.
+    #[track_caller]
+    pub fn drain(mut self) {
+        self.await_ready();
+        self.tell("drain");
+        self.await_end();
+    }
+}
