@@ -132,14 +132,11 @@ impl Roll {
         mut begun: impl FnMut(Result<()>),
         mut over: impl FnMut(),
     ) {
-        // The logger is foreign code: its panic must not end the keeping of claims.
-        while catch_unwind(AssertUnwindSafe(|| {
-            Caller::new(self, lanes).run(&mut begun, &mut over);
-        }))
-        .is_err()
-        {
-            // Its lanes begin anew with it.
-            lanes.running().into_iter().for_each(|p| lanes.cut(p));
+        let mut caller = Caller::new(self, lanes);
+        // The logger is foreign code: its panic must not end the roll. So nothing hangs on a line that is
+        // written, and what follows from a finding is done before it is told.
+        while catch_unwind(AssertUnwindSafe(|| caller.run(&mut begun, &mut over))).is_err() {
+            self.interrupt.sleep(RETRY, STOP);
         }
     }
 }
@@ -155,6 +152,9 @@ struct Caller<'a> {
     roll: &'a Roll,
     lanes: &'a dyn Lanes,
     register: Option<Register<'a>>,
+    /// The first call has not come to an end yet.
+    first: bool,
+    introduced: bool,
     holding: Holding,
     /// What the last call left.
     seen: Entries,
@@ -181,6 +181,8 @@ impl<'a> Caller<'a> {
             roll,
             lanes,
             register: None,
+            first: true,
+            introduced: false,
             holding: Holding::default(),
             seen: Entries::default(),
             contest: Contest::new(roll.claimant.instance(), roll.contention.grace),
@@ -196,8 +198,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    fn run(mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
-        let mut begun = Some(begun);
+    fn run(&mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
         loop {
             // First: what comes from now on is seen by the wait.
             self.roll.interrupt.clear(CALL | HEAR);
@@ -205,14 +206,14 @@ impl<'a> Caller<'a> {
                 self.give_everything_up();
                 return over();
             }
-            let called = self.turn(begun.is_some());
+            let called = self.turn();
             let pause = match &called {
                 Ok(()) if !self.awaited().is_empty() => self.until_release(),
                 Ok(()) if self.contest.leaves_any() => self.until_recheck(),
                 Ok(()) => self.roll.terms.renew,
                 Err(e) => self.failed(e),
             };
-            if let Some(begun) = begun.take() {
+            if std::mem::take(&mut self.first) {
                 begun(called);
             }
             self.watch(clock::now() + pause.min(self.roll.terms.renew));
@@ -233,34 +234,34 @@ impl<'a> Caller<'a> {
     }
 
     /// One call, and what follows from it for the lanes.
-    fn turn(&mut self, first: bool) -> Result<()> {
+    fn turn(&mut self) -> Result<()> {
         let roll = self.roll;
         let n = self.lanes.partitions();
         let range = roll.place.range(n);
         self.contest.retain(|p| range.contains(&p));
-        if first {
-            self.introduce(n);
-        }
         let waived = |p| self.contest.is_left(p);
         let step = self
             .holding
             .step(range, n, &self.seen.owners, &roll.claimant, waived);
+        self.unread.extend(step.take);
+        for p in &step.give_up {
+            if !self.lanes.give_up(*p) {
+                roll.left(*p);
+            }
+        }
+        if !std::mem::replace(&mut self.introduced, true) {
+            self.introduce(n);
+        }
         if !step.give_up.is_empty() {
             log::info!(
                 "{roll}: the topic has grown to {n} partitions, and {} go to another instance",
                 Each(&step.give_up)
             );
         }
-        for p in step.give_up {
-            if !self.lanes.give_up(p) {
-                roll.left(p);
-            }
-        }
         let called = self.call(n);
-        if !(first && called.as_ref().is_err_and(|e| !e.is_retryable())) {
+        if !(self.first && called.as_ref().is_err_and(|e| !e.is_retryable())) {
             // Numbers decide who reads, whether claims can be written or not; but where all is over
             // nothing begins.
-            self.unread.extend(step.take);
             let (lanes, holding, closing) = (self.lanes, &self.holding, self.closing);
             self.unread
                 .retain(|p| closing.is_none() && holding.keeps(*p) && !lanes.take(*p));
@@ -354,17 +355,17 @@ impl<'a> Caller<'a> {
                      Deployment, so that each instance has a number of its own"
                 ),
                 Verdict::StandDown => {
-                    log::error!(
-                        "{roll}: partition {p} is processed twice: {who} stores its position, too. This \
-                         instance, {me}, STANDS DOWN, for its id is the greater. Run a StatefulSet, not a \
-                         Deployment, so that each instance has a number of its own"
-                    );
                     let why = format!(
                         "contested position: instance {rival} was also writing it, so this instance stood \
                          down"
                     );
                     self.lanes.stand_down(p, why);
                     self.leave(p);
+                    log::error!(
+                        "{roll}: partition {p} is processed twice: {who} stores its position, too. This \
+                         instance, {me}, STANDS DOWN, for its id is the greater. Run a StatefulSet, not a \
+                         Deployment, so that each instance has a number of its own"
+                    );
                 }
             }
         }
@@ -445,10 +446,10 @@ impl<'a> Caller<'a> {
         }
         seen.contested.sort();
         seen.standing = Standing::Holding;
-        let owned = seen.owned.clone();
-        if map.draw(seen) {
-            let map = &map.seen;
-            log::info!("{roll}: claims partitions {}; {map}", Each(&owned));
+        let news = map.draw(seen).then(|| map.seen.clone());
+        drop(map); // the logger is foreign code, and may ask for it
+        if let Some(map) = news {
+            log::info!("{roll}: claims partitions {}; {map}", Each(&map.owned));
         }
     }
 
@@ -464,20 +465,23 @@ impl<'a> Caller<'a> {
             self.quiet_gap.reset();
         } else if lasts {
             let more = self.quiet_gap.permit();
-            if self.gap != unowned || more.is_some() {
+            let before = std::mem::replace(&mut self.gap, unowned);
+            let unowned = &self.gap;
+            if before != *unowned || more.is_some() {
                 log::error!(
                     "{roll}: ownership gap: partitions {} of {partitions} are claimed by no instance and \
                      consumed by nobody. Is {COUNT} or Instances:Count, {} here, how many instances run?{}; {map}",
-                    Each(&unowned),
+                    Each(unowned),
                     roll.place.count(),
                     HeldBack(more.unwrap_or(0))
                 );
             }
-            self.gap = unowned;
         }
+        let before = std::mem::replace(&mut self.doubles, contested);
+        let contested = &self.doubles;
         let mut news = false;
-        for (p, by) in &contested {
-            if self.doubles.iter().any(|(q, c)| q == p && c == by) {
+        for (p, by) in contested {
+            if before.iter().any(|(q, c)| q == p && c == by) {
                 continue;
             }
             news = true;
@@ -499,7 +503,6 @@ impl<'a> Caller<'a> {
                 HeldBack(more)
             );
         }
-        self.doubles = contested;
     }
 
     fn failed(&mut self, e: &Error) -> Duration {

@@ -315,6 +315,28 @@ fn what_moves_as_a_topic_grows_is_finished_before_it_is_taken() {
     );
 }
 
+/// The logger is foreign code, and panics on every line about the claims.
+#[test]
+fn a_panic_of_the_logger_ends_neither_the_claims_nor_the_reading() {
+    let server = server();
+    on_log(|line| assert!(!line.contains("panics/c: ") || !line.contains("partition")));
+    let a = join_as(&server, "panics-0", ("panics", 2), [0, 1], |b| b);
+    expect("its claims", || {
+        a.consumer.owned() == [0, 1] && a.map().is_whole()
+    });
+    let hash = ["HSET", "re:o:{panics}:c", "0", "somebody"];
+    server.command(&hash).unwrap();
+    expect("the line about it", || {
+        !logged(&["panics/c: ", "somebody"]).is_empty()
+    });
+    let publisher = open(&server.url(), "panics", 2);
+    publish_to(&publisher, "panics", 0, &["x"]);
+    a.seen.wait_for(1);
+    expect("its claim", || a.map().is_whole());
+    drop(a);
+    assert_eq!(claims(&server, "panics"), BTreeSet::new());
+}
+
 /// Whoever may not claim is told at start; whoever is no instance at all owns nothing.
 #[test]
 fn what_is_wrong_at_start_is_said_at_start() {
