@@ -26,7 +26,7 @@ const NOTICE: Duration = Duration::from_secs(2);
 #[test]
 fn a_foreign_member_shares_with_ours_hands_over_and_takes_over() {
     let _turn = turn();
-    let mut fleet = Fleet::new(Keeps::Within(INTERVAL), Duration::from_millis(40));
+    let mut fleet = Fleet::under_load(Keeps::Within(INTERVAL));
     if !fields_expire(&fleet) {
         eprintln!("SKIPPED: the fields of this server's hashes do not expire");
         return;

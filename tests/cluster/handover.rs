@@ -27,7 +27,7 @@ fn what_moves_is_stored_before_it_is_anothers() {
 }
 
 fn come_and_go(keeps: Keeps) {
-    let mut fleet = Fleet::new(keeps, Duration::from_millis(40));
+    let mut fleet = Fleet::under_load(keeps);
     let pods = ["a", "b", "c"];
     for pod in pods {
         fleet.join(pod);
