@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use streamlane::testing::{Event, Recorder, Reply};
+use streamlane::testing::{Event, Recorder};
 
 use crate::{
     PARTITIONS,
