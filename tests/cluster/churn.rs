@@ -36,7 +36,7 @@ fn instances_that_come_go_are_killed_and_are_frozen_own_each_partition_one_at_a_
     let steps = number_from_env("STREAMLANE_CLUSTER_STEPS").unwrap_or(30);
     let mut churn = Churn {
         dice: Dice::new("churn"),
-        fleet: Fleet::new(Keeps::Within(INTERVAL), Duration::from_millis(40)),
+        fleet: Fleet::under_load(Keeps::Within(INTERVAL)),
         frozen: BTreeMap::new(),
     };
     churn.fleet.join("svc-0");
@@ -54,7 +54,7 @@ fn instances_that_come_go_are_killed_and_are_frozen_own_each_partition_one_at_a_
     fleet.end();
     let report = Excuses::check(&fleet.logs, WINDOW);
     fleet.server.stop().unwrap();
-    let stored = command_log::positions_only_rise(&fleet.server);
+    let stored = command_log::positions_only_rise(&fleet.server).len();
     eprintln!("{stored} positions were stored, each behind the one before it");
     assert!(stored as u64 > steps && report.counts.handled > 1000);
 }

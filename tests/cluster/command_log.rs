@@ -6,12 +6,33 @@ use streamlane::{StreamId, testing::PrivateServer};
 
 use crate::common::positions_key;
 
-/// Fails unless every position that was ever stored lies behind the one stored before it. Returns how many
-/// there were. For a server that has stopped and never rewrote its log.
+/// A position as it was stored.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub partition: u32,
+    pub id: StreamId,
+    /// The instance that stored it.
+    pub writer: String,
+}
+
+/// All positions that were ever stored, oldest first. Fails unless each lies behind the one stored before
+/// it. For a server that has stopped and never rewrote its log.
 #[track_caller]
-pub fn positions_only_rise(server: &PrivateServer) -> usize {
+pub fn positions_only_rise(server: &PrivateServer) -> Vec<Stored> {
     let mut latest: BTreeMap<u32, StreamId> = BTreeMap::new();
-    let mut stored = 0;
+    let all = positions(server);
+    for stored in &all {
+        let before = latest.insert(stored.partition, stored.id);
+        assert!(
+            before.is_none_or(|before| before < stored.id),
+            "{stored:?} was stored after {before:?}"
+        );
+    }
+    all
+}
+
+fn positions(server: &PrivateServer) -> Vec<Stored> {
+    let mut all = Vec::new();
     for command in commands(server) {
         let [name, key, fields @ ..] = &command[..] else {
             continue;
@@ -24,18 +45,16 @@ pub fn positions_only_rise(server: &PrivateServer) -> usize {
             .iter()
             .any(|n| n.eq_ignore_ascii_case(name));
         assert!(known, "{command:?}");
-        for field in fields.chunks_exact(2) {
-            let partition = field[0].parse().unwrap();
-            let id = field[1].split('|').next().unwrap().parse().unwrap();
-            let before = latest.insert(partition, id);
-            assert!(
-                before.is_none_or(|before| before < id),
-                "partition {partition}: {id} was stored after {before:?}"
-            );
-            stored += 1;
-        }
+        all.extend(fields.chunks_exact(2).map(|field| {
+            let (id, writer) = field[1].split_once('|').unwrap();
+            Stored {
+                partition: field[0].parse().unwrap(),
+                id: id.parse().unwrap(),
+                writer: writer.to_owned(),
+            }
+        }));
     }
-    stored
+    all
 }
 
 /// All of it, oldest first.

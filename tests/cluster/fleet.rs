@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use streamlane::{
-    StreamId,
+    StreamId, Streams,
     testing::{Aof, PrivateServer, eventually},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     claims::Claims,
     common::{
         PATIENCE, SLACK, TOPIC,
-        load::Load,
+        load::{Load, publish},
         open, positions_key,
         proof::Logs,
         worker::{Job, Keeps, Worker},
@@ -32,10 +32,13 @@ pub const WINDOW: Duration = INTERVAL.saturating_add(SLACK);
 
 pub struct Fleet {
     pub server: PrivateServer,
+    streams: Streams,
     pub logs: Logs,
     /// By pod.
     pub up: BTreeMap<String, Worker>,
     pub keeps: Keeps,
+    /// How long a message takes those that are yet to come.
+    pub work: Duration,
     load: Option<Load>,
     /// How many processes were ever started.
     started: usize,
@@ -43,7 +46,15 @@ pub struct Fleet {
 
 impl Fleet {
     /// Nobody yet, and messages that pour in.
-    pub fn new(keeps: Keeps, pause: Duration) -> Self {
+    pub fn under_load(keeps: Keeps) -> Self {
+        let mut fleet = Self::new(keeps);
+        let pause = Duration::from_millis(40);
+        fleet.load = Some(Load::start(&fleet.streams, &fleet.logs.published, pause));
+        fleet
+    }
+
+    /// Nobody yet, and nothing to do.
+    pub fn new(keeps: Keeps) -> Self {
         let server = PrivateServer::builder()
             .aof(Aof::EverySecond)
             .config("auto-aof-rewrite-percentage 0")
@@ -51,10 +62,12 @@ impl Fleet {
             .unwrap();
         let logs = Logs::of(&server);
         Self {
-            load: Some(Load::start(&open(&server.url()), &logs.published, pause)),
+            streams: open(&server.url()),
             server,
             logs,
             keeps,
+            work: Duration::from_millis(1),
+            load: None,
             up: BTreeMap::new(),
             started: 0,
         }
@@ -70,7 +83,7 @@ impl Fleet {
             lease: (TTL, RENEW),
             keeps: self.keeps,
             batches: self.started.is_multiple_of(2),
-            work: Duration::from_millis(1),
+            work: self.work,
             ..Job::new(&self.server, &self.logs, instance)
         });
         let before = self.up.insert(pod.into(), worker);
@@ -107,6 +120,37 @@ impl Fleet {
         begun.elapsed()
     }
 
+    /// Publishes so many messages of one key to a partition.
+    pub fn publish(&self, partition: u32, messages: usize) {
+        let publisher = self.streams.publisher(TOPIC).unwrap();
+        let log = Logs::recorder(&self.logs.published);
+        for _ in 0..messages {
+            let key = format!("key-{partition}");
+            publish(&publisher, &log, partition, &key, "").unwrap();
+        }
+    }
+
+    /// What any process was told, at warning or worse.
+    pub fn loud(&self) -> Vec<String> {
+        let lines = self.lines();
+        let lines = lines.iter().flat_map(|(_, text)| text.lines());
+        lines
+            .filter(|l| l.contains(" WARN ") || l.contains(" ERROR "))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// What all processes that ever were were told, by instance.
+    fn lines(&self) -> Vec<(String, String)> {
+        let files = fs::read_dir(self.server.dir()).unwrap().flatten();
+        let lines = files.filter_map(|file| {
+            let name = file.file_name().into_string().ok()?;
+            let instance = name.strip_prefix("lines-")?.to_owned();
+            Some((instance, fs::read_to_string(file.path()).ok()?))
+        });
+        lines.collect()
+    }
+
     /// Ends the stream of messages.
     pub fn finish_load(&mut self) {
         if let Some(load) = self.load.take() {
@@ -122,8 +166,8 @@ impl Fleet {
             let stream = format!("re:s:{{{TOPIC}}}:{p}");
             let last = ["XREVRANGE", &stream, "+", "-", "COUNT", "1"];
             let last = self.server.command(&last).unwrap();
-            let id = last.items()[0].items()[0].text();
-            id.parse::<StreamId>().unwrap()
+            let id = last.items().first().map(|e| e.items()[0].text());
+            id.map_or(StreamId::MIN, |id| id.parse().unwrap())
         };
         let tails: Vec<_> = (0..PARTITIONS).map(tail).collect();
         let stored = || (0..PARTITIONS).map(|p| self.stored(p)).collect::<Vec<_>>();
@@ -159,29 +203,16 @@ impl Fleet {
 impl Drop for Fleet {
     /// What a failure may be understood by.
     fn drop(&mut self) {
+        const SHOWN: usize = 25;
         if !thread::panicking() {
             return;
         }
-        if let Ok(dir) = std::env::var("KEEP_DBG") {
-            let _ = std::process::Command::new("cp")
-                .arg("-r")
-                .arg(self.server.dir())
-                .arg(dir)
-                .status();
-            return;
-        }
-        for n in 0..self.started {
-            for file in std::fs::read_dir(self.server.dir()).unwrap().flatten() {
-                let name = file.file_name().into_string().unwrap();
-                if name.starts_with("lines-") && name.ends_with(&format!(".{n}")) {
-                    let lines = std::fs::read_to_string(file.path()).unwrap();
-                    let loud = lines.lines().filter(|l| !l.contains(" DEBUG "));
-                    let loud: Vec<_> = loud.collect();
-                    eprintln!("{name}, {} lines:", loud.len());
-                    for line in &loud[loud.len().saturating_sub(25)..] {
-                        eprintln!("  {line}");
-                    }
-                }
+        for (instance, text) in self.lines() {
+            let lines = text.lines().filter(|l| !l.contains(" DEBUG "));
+            let lines: Vec<_> = lines.collect();
+            eprintln!("the last of {} lines of {instance}:", lines.len());
+            for line in &lines[lines.len().saturating_sub(SHOWN)..] {
+                eprintln!("  {line}");
             }
         }
     }

@@ -23,11 +23,11 @@ fn a_graceful_leave_or_join_repeats_nothing_and_is_over_within_a_second() {
 #[test]
 fn what_moves_is_stored_before_it_is_anothers() {
     let _turn = turn();
-    come_and_go(Keeps::Within(Duration::from_secs(60)));
+    come_and_go(Keeps::Within(Duration::from_mins(1)));
 }
 
 fn come_and_go(keeps: Keeps) {
-    let mut fleet = Fleet::new(keeps, Duration::from_millis(40));
+    let mut fleet = Fleet::under_load(keeps);
     let pods = ["a", "b", "c"];
     for pod in pods {
         fleet.join(pod);

@@ -21,5 +21,6 @@ mod excuses;
 mod fleet;
 mod foreign;
 mod handover;
+mod recipes;
 
 const PARTITIONS: u32 = 8;

@@ -130,6 +130,7 @@ struct Tenure {
 }
 
 impl Tenure {
+    #[expect(clippy::unnecessary_wraps, reason = "it is a handler")]
     fn handle(&self, m: &Message<'_>) -> HandlerResult {
         let (job, _) = &*self.shared;
         self.record(Kind::Started, m);

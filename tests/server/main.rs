@@ -23,6 +23,7 @@ mod gaps;
 mod growth;
 mod idempotency;
 mod json_publishing;
+mod lease_recipes;
 mod leases;
 mod lifecycle;
 mod once;

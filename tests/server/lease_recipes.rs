@@ -1,0 +1,358 @@
+//! What has failed others who share partitions between processes, by the numbers of the recipes.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use streamlane::{
+    testing::{Fault, PrivateServer, Relay, Way},
+    *,
+};
+
+use crate::{leases::*, support::*};
+
+/// Soon after a server answers again everything works again.
+const RESUMES: Duration = Duration::from_secs(5);
+/// How late a call may begin by this machine's scheduling rather than by ours.
+const LATE: Duration = ms(300);
+
+/// A member whose handler takes a while, and when its calls began.
+struct Slow {
+    streams: Streams,
+    consumer: Consumer,
+    calls: Seen<Instant>,
+}
+
+fn slow(url: &str, topic: &str, work: Duration) -> Slow {
+    let (streams, builder) = describe(url, "slow", topic);
+    let calls = Seen::default();
+    let all = calls.clone();
+    let consumer = builder.shared(move |_: &Message<'_>| {
+        all.push(Instant::now());
+        thread::sleep(work);
+        Ok(())
+    });
+    Slow {
+        consumer: consumer.start().unwrap(),
+        streams,
+        calls,
+    }
+}
+
+impl Slow {
+    /// How many calls began between these moments.
+    fn between(&self, from: Instant, to: Instant) -> usize {
+        let all = self.calls.all();
+        all.iter().filter(|at| (from..to).contains(at)).count()
+    }
+
+    /// Waits until a call begins. Returns how long that took.
+    #[track_caller]
+    fn resumes(&self) -> Duration {
+        let (begun, before) = (Instant::now(), self.calls.len());
+        expect("a call", || self.calls.len() > before);
+        begun.elapsed()
+    }
+}
+
+/// Publishes so many messages to each of eight partitions.
+fn fill_up(server: &PrivateServer, topic: &str, each: usize) {
+    let bodies: Vec<_> = (0..each).map(|n| n.to_string()).collect();
+    let bodies: Vec<_> = bodies.iter().map(String::as_str).collect();
+    fill(server, topic, &bodies);
+}
+
+/// A replica still serves what it has, and takes nothing: who cannot renew does not go on reading.
+#[test]
+fn recipe_12_an_owner_on_a_demoted_server_stops_in_time_and_comes_back() {
+    listen_to_the_log();
+    let start = || {
+        let server = PrivateServer::builder().tcp();
+        server.config("repl-diskless-sync-delay 0").start().unwrap()
+    };
+    let (one, other) = (start(), start());
+    let follow = |who: &PrivateServer, master: Option<&PrivateServer>| {
+        let (host, port) = match master {
+            Some(m) => ("127.0.0.1", m.port().to_string()),
+            None => ("NO", "ONE".to_owned()),
+        };
+        who.command(&["REPLICAOF", host, &port]).unwrap();
+    };
+    let says = |who: &PrivateServer, what: &str| {
+        let info = who.command(&["INFO", "replication"]).unwrap();
+        info.text().contains(what)
+    };
+    fill_up(&one, "demoted", 400);
+    let a = slow(&one.url(), "demoted", ms(20));
+    follow(&other, Some(&one));
+    expect("a replica", || says(&other, "master_link_status:up"));
+    a.resumes();
+    follow(&other, None);
+    follow(&one, Some(&other));
+    let demoted = Instant::now();
+    let publisher = a.streams.publisher("demoted").unwrap();
+    expect("a refusal", || match publisher.publish("k", "T", "late") {
+        Ok(_) => false,
+        Err(e) => {
+            assert!(
+                e.is_retryable() && e.outcome() == Outcome::NotApplied,
+                "{e}"
+            );
+            true
+        }
+    });
+    expect("a replica", || says(&one, "master_link_status:up"));
+    thread::sleep((2 * TTL).saturating_sub(demoted.elapsed()));
+    let late = a.between(demoted + TTL + LATE, Instant::now());
+    assert_eq!(late, 0, "calls began after the claims had ended");
+    assert!(
+        a.between(demoted.checked_sub(ms(500)).unwrap(), demoted) > 0,
+        "there was work"
+    );
+    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Lapsed);
+    follow(&one, None);
+    let took = a.resumes();
+    println!("resumed after {took:?}");
+    assert!(took < RESUMES, "{took:?}");
+    publisher.publish("k", "T", "late").unwrap();
+}
+
+/// Each refuses in its own way for a while: claims end by the clock of the owner, positions wait.
+#[test]
+fn recipe_30_no_replicas_a_busy_script_and_a_pause_of_writes_pass_and_nothing_is_lost() {
+    let server = server();
+    server
+        .command(&["CONFIG", "SET", "busy-reply-threshold", "100"])
+        .unwrap();
+    fill_up(&server, "refused", 100);
+    let a = slow(&server.url(), "refused", ms(100));
+    running(&a.consumer);
+    let publisher = a.streams.publisher("refused").unwrap();
+    let set = |n: &str| {
+        let set = ["CONFIG", "SET", "min-replicas-to-write", n];
+        server.command(&set).unwrap();
+    };
+    let refused = |what: &str| {
+        let e = publisher.publish("k", "T", "x").unwrap_err();
+        assert!(e.is_retryable(), "{what}: {e}");
+    };
+
+    // shorter than the claims last: nothing stops but positions
+    let before = a.calls.len();
+    set("1");
+    refused("no replicas");
+    thread::sleep(ms(1000));
+    set("0");
+    assert!(a.calls.len() > before);
+    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Holding);
+
+    // longer than they last
+    let (begun, url) = (Instant::now(), server.url());
+    thread::scope(|s| {
+        // it answers that it was killed
+        s.spawn(|| server.command(&["EVAL", "while true do end", "0"]));
+        thread::sleep(ms(500));
+        refused("busy");
+        thread::sleep(ms(3000));
+        server.command(&["SCRIPT", "KILL"]).unwrap();
+    });
+    let late = a.between(begun + TTL + LATE, begun + ms(3400));
+    assert_eq!(late, 0, "calls began after the claims had ended");
+    let took = a.resumes();
+    println!("resumed after {took:?} from a busy script");
+    assert!(took < RESUMES, "{took:?}");
+
+    // reads are answered meanwhile
+    running(&a.consumer);
+    let begun = Instant::now();
+    server
+        .command(&["CLIENT", "PAUSE", "3500", "WRITE"])
+        .unwrap();
+    thread::sleep(ms(3500));
+    let late = a.between(begun + TTL + LATE, begun + ms(3400));
+    assert_eq!(late, 0, "calls began after the claims had ended");
+    let took = a.resumes();
+    println!("resumed after {took:?} from a pause");
+    assert!(took < RESUMES, "{took:?}");
+
+    drop(a);
+    let rest = join(&url, "rest", "refused");
+    let tail = |p| {
+        let stream = format!("re:s:{{refused}}:{p}");
+        let last = ["XREVRANGE", &stream, "+", "-", "COUNT", "1"];
+        let last = server.command(&last).unwrap();
+        last.items()[0].items()[0].text().parse::<StreamId>().ok()
+    };
+    expect("everything to be handled", || {
+        (0..8).all(|p| stored(&server, "refused", "c", p) == tail(p))
+    });
+    drop(rest);
+    let loud = warned("refused");
+    assert!(loud.len() < 60, "{} lines: {loud:#?}", loud.len());
+}
+
+#[test]
+fn recipe_37_keys_that_are_deleted_under_running_owners_come_back_from_memory() {
+    let server = server();
+    let url = server.url();
+    fill(&server, "deleted37", &["0", "1"]);
+    let (a, b) = (join(&url, "a", "deleted37"), join(&url, "b", "deleted37"));
+    even(&[&a, &b]);
+    expect("everything to be handled", || {
+        a.seen.len() + b.seen.len() >= 16
+    });
+    let at = || {
+        let all = (0..8).map(|p| stored(&server, "deleted37", "c", p));
+        all.collect::<Vec<_>>()
+    };
+    expect("the positions", || {
+        at().iter().all(|p| *p > Some(StreamId::MIN))
+    });
+    let (before, lanes) = (at(), (a.lanes(), b.lanes()));
+    let (handled_a, handled_b) = (a.seen.len(), b.seen.len());
+    let keys = ["p:{deleted37}:c", "p:{deleted37}:c:meta", "o:{deleted37}:c"];
+    let more = ["e:{deleted37}:c", "m:{deleted37}"];
+    let all = keys.iter().chain(&more).map(|key| format!("re:{key}"));
+    let del: Vec<_> = std::iter::once("DEL".to_owned()).chain(all).collect();
+    server.command(&del).unwrap();
+    expect("positions and claims", || {
+        at() == before && claims(&server, "deleted37").len() >= 10
+    });
+    thread::sleep(TTL);
+    assert_eq!((a.lanes(), b.lanes()), lanes, "no second owner");
+    for p in a.lanes() {
+        assert_eq!(a.connects(p), Some(1), "and no lane that began anew");
+    }
+    fill(&server, "deleted37", &["2"]);
+    expect("more to be handled", || a.seen.len() + b.seen.len() >= 24);
+    assert_eq!((a.seen.len(), b.seen.len()), (handled_a + 4, handled_b + 4));
+    assert!(!warned("deleted37").is_empty(), "and somebody said so");
+}
+
+#[test]
+fn recipe_37_positions_that_were_deleted_while_nobody_ran_are_missed_loudly() {
+    let server = server();
+    let url = server.url();
+    fill(&server, "missed37", &["0", "1"]);
+    let first = join(&url, "a", "missed37");
+    first.seen.wait_for(16);
+    drop(first);
+    let keys = ["DEL", "re:p:{missed37}:c"];
+    server.command(&keys).unwrap();
+    fill(&server, "missed37", &["2"]);
+    let second = join(&url, "a", "missed37");
+    // from the beginning, as is set for positions that are missing, and never from the end
+    let mut all = second.seen.wait_for(24);
+    all.sort();
+    assert_eq!(all.len(), 24);
+    let told = warned("missed37");
+    let told = told.iter().filter(|l| l.contains("position"));
+    assert!(told.count() > 0, "{:#?}", logged(&["missed37"]));
+}
+
+/// Reading goes on where positions are stored in the background; where each is stored before the next
+/// message, it waits.
+#[test]
+fn recipe_109_positions_that_cannot_be_stored_are_stored_when_they_can() {
+    let server = server();
+    for (topic, persist) in [
+        ("lazy109", Persist::AsyncBatch),
+        ("careful109", Persist::SyncMessage),
+    ] {
+        let a = join_as(&server.url(), "a", topic, |b| b.persist(persist));
+        fill(&server, topic, &["0"]);
+        a.seen.wait_for(8);
+        let memory = |p| a.consumer.position(p).map(|s| s.id);
+        let all_stored = || (0..8).all(|p| stored(&server, topic, "c", p) == memory(p));
+        expect("the positions", all_stored);
+        let key = format!("re:p:{{{topic}}}:c");
+        server.command(&["DEL", &key]).unwrap();
+        server.command(&["SET", &key, "no hash"]).unwrap();
+        fill(&server, topic, &["1", "2"]);
+        thread::sleep(ms(3000));
+        let most = if persist == Persist::SyncMessage {
+            16
+        } else {
+            24
+        };
+        assert_eq!(a.seen.len(), most, "{persist:?}");
+        server.command(&["DEL", &key]).unwrap();
+        let healed = Instant::now();
+        expect("the rest", || a.seen.len() == 24);
+        expect("the positions", all_stored);
+        let took = healed.elapsed();
+        println!("{persist:?}: all stored after {took:?}");
+        assert!(took < RESUMES, "{took:?}");
+        assert_eq!(a.lanes().len(), 8);
+    }
+}
+
+#[test]
+fn recipe_110_a_handler_of_five_ttls_keeps_its_partition_asleep_or_spinning() {
+    let server = server();
+    let (_streams, builder) = describe(&server.url(), "a", "slow110");
+    let (ttl, renew) = (ms(1200), ms(200));
+    let short = |b: ConsumerBuilder| b.lease_ttl(ttl).lease_renew(renew);
+    let calls = Seen::default();
+    let all = calls.clone();
+    let a = short(builder)
+        .shared(move |m: &Message<'_>| {
+            let begun = Instant::now();
+            if m.body() == b"spin" {
+                while begun.elapsed() < 5 * ttl {
+                    std::hint::spin_loop();
+                }
+            } else {
+                thread::sleep(5 * ttl);
+            }
+            all.push(m.is_cancelled());
+            Ok(())
+        })
+        .start()
+        .unwrap();
+    let b = join_as(&server.url(), "b", "slow110", short);
+    expect("a share", || a.owned().len() == 4 && b.owns() == 4);
+    let owned = a.owned();
+    let streams = open(&server.url(), "slow110", 8);
+    publish_to(&streams, "slow110", owned[0], &["sleep"]);
+    publish_to(&streams, "slow110", owned[1], &["spin"]);
+    assert_eq!(calls.wait_for(2), [false, false], "never told to leave");
+    assert_eq!((a.owned(), b.seen.len()), (owned, 0), "nobody else began");
+    thread::sleep(2 * renew);
+    assert_eq!(calls.len(), 2, "and nothing is begun again");
+}
+
+/// What an owner sent in time and the server got late takes nothing from who came after it. A late sign
+/// of life counts for as long as any other, so that partitions may be handed over, and come back.
+#[test]
+fn recipe_116_a_release_or_renewal_that_comes_late_takes_nothing_from_a_successor() {
+    for stops in [true, false] {
+        let topic = format!("late-{}", if stops { "release" } else { "renewal" });
+        let server = server();
+        let relay = Relay::to(&server).unwrap();
+        let a = join(&relay.url(), "a", &topic);
+        assert_eq!(a.owns(), 8);
+        relay.fault(Way::Requests, Fault::BlackHole);
+        if stops {
+            a.consumer.stop();
+        }
+        let b = join(&server.url(), "b", &topic);
+        expect("the successor to own all", || b.lanes().len() == 8);
+        fill(&server, &topic, &["0"]);
+        b.seen.wait_for(8);
+        // what was sent arrives
+        relay.heal();
+        if stops {
+            thread::sleep(TTL + RENEW);
+            even(&[&b]);
+        } else {
+            even(&[&a, &b]);
+        }
+        fill(&server, &topic, &["1"]);
+        expect("everything to be handled", || {
+            a.seen.len() + b.seen.len() >= 16
+        });
+        assert_eq!(logged(&[&topic, "LOST"]), [""; 0]);
+    }
+}
