@@ -136,7 +136,7 @@ impl Roll {
         // The logger is foreign code: its panic must not end the roll. So nothing hangs on a line that is
         // written, and what follows from a finding is done before it is told.
         while catch_unwind(AssertUnwindSafe(|| caller.run(&mut begun, &mut over))).is_err() {
-            self.interrupt.sleep(RETRY, STOP);
+            self.interrupt.sleep(RETRY, STOP | CLOSE);
         }
     }
 }
