@@ -68,10 +68,7 @@ if live ~= me then redis.call('HSET', hash, presence, me) end
 extend(presence)
 local restored = {}
 if standing == 'again' then
-  if not live then
-    may_claim = false
-    restored[1] = 'p'
-  end
+  if not live then restored[1] = 'p' end
   for p = 0, n - 1 do
     if certain[p] and redis.call('HSETNX', hash, p, me) == 1 then
       extend(tostring(p))
@@ -79,6 +76,7 @@ if standing == 'again' then
     end
   end
 end
+may_claim = may_claim and not restored[1]
 local takes = 'takes:' .. string.sub(presence, 3)
 if most < n or refused ~= '' then
   redis.call('HSET', hash, takes, most .. ' ' .. refused)
@@ -179,7 +177,7 @@ for p = 0, n - 1 do
   end
 end
 return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
-    sha1: "9bec01452f2507c4cb512e66086880e93f2d4fd9",
+    sha1: "d067fd1d8bcf2628de97e16f528fa2bb700dac13",
     commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 
