@@ -505,10 +505,10 @@ impl World {
         let mut args = vec![me.to_owned()];
         args.extend(names.iter().cloned());
         let gone = self.script(&RELEASE, &args).int();
-        let before = self.fields.len() as i64;
+        let before = self.fields.len();
         self.fields
             .retain(|name, field| field.value != me || !names.contains(name));
-        assert_eq!(gone, Some(before - self.fields.len() as i64));
+        assert_eq!(gone, i64::try_from(before - self.fields.len()).ok());
         self.compare();
     }
 
@@ -710,7 +710,9 @@ fn plan(fields: &Fields, me: &str, beyond: &BTreeSet<u32>) -> BTreeMap<u32, Stri
         } else {
             poorest(&parties, p)
         };
-        to.into_iter().for_each(|to| give(&mut parties, p, to));
+        if let Some(to) = to {
+            give(&mut parties, p, to);
+        }
     }
     // The richest who can gives one, until nobody can.
     loop {
