@@ -164,6 +164,8 @@ impl<'a> Renewer<'a> {
         let step = self
             .share
             .renewed(view, lanes.partitions(), clock::now(), rhythm);
+        // First what has to be done, then what is to be told: the logger may take its time.
+        step.lost.iter().for_each(|p| lanes.cut(*p));
         if !view.restored.is_empty() || view.presence_gone {
             log::error!(
                 "{lease}: claims were deleted on the server; those of partitions {} are made again from memory",
@@ -177,7 +179,6 @@ impl<'a> Renewer<'a> {
                 ranges(&step.lost)
             );
         }
-        step.lost.iter().for_each(|p| lanes.cut(*p));
         if !step.give_up.is_empty() {
             let to = ranges(&step.give_up);
             log::info!("{lease}: gives up partitions {to}, which are another's share");
@@ -189,7 +190,9 @@ impl<'a> Renewer<'a> {
         }
         let changed = self.draw(view);
         if changed {
-            log::info!("{lease}: {}", lease.map.lock().seen);
+            // not under the lock: the logger may ask for health
+            let seen = lease.map.lock().seen.clone();
+            log::info!("{lease}: {seen}");
         }
         // Where all is over nothing begins; what was claimed all the same is given up with the rest.
         for p in step.taken {
@@ -321,12 +324,12 @@ impl<'a> Renewer<'a> {
     /// Lets go of everything when it may be another's.
     fn end_if_over(&mut self) {
         if !self.share.held().is_empty() && !self.lease.fence.holds_for_certain() {
+            self.end();
             log::error!(
                 "{}: the claims ENDED, since they were not renewed in time: nothing is handled until they \
                  are made again",
                 self.lease
             );
-            self.end();
         }
     }
 

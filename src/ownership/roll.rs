@@ -581,6 +581,7 @@ impl<'a> Caller<'a> {
         let mut map = roll.map.lock();
         map.seen.standing = Standing::Joining;
         map.seen.owned.clear();
+        drop(map); // the logger is foreign code, and may ask for it
         if let Err(e) = done {
             log::warn!(
                 "{roll}: the claims could not be released, and end by themselves within {:?}: {e}",

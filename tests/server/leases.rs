@@ -568,3 +568,34 @@ fn nothing_is_left_behind_by_lanes_that_come_and_go() {
     running(&a.consumer);
     expect("ten connections", || count() == 10);
 }
+
+/// What a server does whose disk is full.
+#[test]
+fn a_server_that_cannot_save_ends_the_claims_and_all_is_back_when_it_can() {
+    let server = server();
+    let a = join(&server.url(), "a", "nodisk");
+    running(&a.consumer);
+    let file = server.command(&["CONFIG", "GET", "dbfilename"]).unwrap();
+    let file = server.dir().join(file.items()[1].text());
+    let _ = std::fs::remove_file(&file);
+    std::fs::create_dir_all(file.join("in the way")).unwrap();
+    server
+        .command(&["CONFIG", "SET", "save", "3600 1"])
+        .unwrap();
+    let refuses = || {
+        let _ = server.command(&["BGSAVE"]);
+        let write = server.command(&["SET", "x", "y"]);
+        write.is_err_and(|e| e.to_string().contains("MISCONF"))
+    };
+    expect("writes to be refused", refuses);
+    expect("the claims to end", || a.lanes().is_empty());
+    assert!(!logged(&["WARN nodisk/c: the claims were NOT RENEWED", "MISCONF"]).is_empty());
+    std::fs::remove_dir_all(&file).unwrap();
+    expect("writes to be taken", || {
+        let _ = server.command(&["BGSAVE"]);
+        server.command(&["SET", "x", "y"]).is_ok()
+    });
+    expect("all to be back", || a.lanes().len() == 8);
+    fill(&server, "nodisk", &["0"]);
+    a.seen.wait_for(8);
+}
