@@ -23,8 +23,8 @@ use crate::{
     },
 };
 
-pub const TTL: Duration = Duration::from_millis(1500);
-pub const RENEW: Duration = Duration::from_millis(300);
+pub const TTL: Duration = Duration::from_millis(2500);
+pub const RENEW: Duration = Duration::from_millis(400);
 /// How often positions are stored.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 /// How old a finished message may be that is handled again after a kill.
