@@ -439,7 +439,10 @@ impl ownership::Lanes for Arc<Running> {
         }
         // it may have ended between the two
         let started = self.start_lane(partition);
-        if let Err(e) = &started {
+        // where the consumer ends nothing begins, and that is no trouble
+        if let Err(e) = &started
+            && self.lanes.outfit().is_some()
+        {
             log::error!("{self}: partition {partition} cannot be read here: {e}");
         }
         started.is_ok()
