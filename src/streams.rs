@@ -391,10 +391,7 @@ impl Streams {
     /// Who owns the partitions of every consumer that was started here and still has a handle, as was seen
     /// at the last renewal. Asks no server.
     pub fn ownership(&self) -> Vec<Ownership> {
-        self.running()
-            .iter()
-            .filter_map(|c| c.ownership())
-            .collect()
+        self.running().iter().map(|c| c.ownership()).collect()
     }
 
     /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that

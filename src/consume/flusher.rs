@@ -248,7 +248,7 @@ impl Flusher {
             }
         }
         if let Some(lease) = self.lease().filter(|_| disowned) {
-            lease.look_again();
+            lease.desk().look_again();
         }
         if reset {
             self.look_for_resets(group);

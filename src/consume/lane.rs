@@ -458,7 +458,7 @@ impl Lane {
     /// What became of the position concerns others, too.
     fn heed_fate(&self, fate: Fate) {
         match (fate, self.store.lease()) {
-            (Fate::Unclaimed | Fate::Anothers, Some(lease)) => lease.look_again(),
+            (Fate::Unclaimed | Fate::Anothers, Some(lease)) => lease.desk().look_again(),
             (Fate::Behind, _) => log::warn!("{self}: {}; somebody else has written it", fate.why()),
             _ => {}
         }

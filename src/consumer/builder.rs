@@ -463,8 +463,9 @@ impl<H> ConsumerBuilder<H> {
 
 impl ConsumerBuilder<HasHandler> {
     /// Joins the instances of the consumer, starts one lane for each partition that is this one's, and
-    /// returns once they run; which they are changes as instances come and go. The topic is created if it is missing,
-    /// and where to begin is settled (and stored, unless `Persist` is `None`) before this returns.
+    /// returns once they run; which they are changes as instances come and go. The topic is created if it
+    /// is missing, and where to begin is settled (and stored, unless `Persist` is `None`) before this
+    /// returns.
     ///
     /// Blocks for a few round trips; while the server says that it is loading its data, up to
     /// `StartTimeoutMs`.
@@ -526,6 +527,7 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
             begins: Mutex::new(starts),
+            claims,
             claiming: OnceLock::new(),
             awaited: Mutex::default(),
             stalled: settings.stalled,
@@ -567,7 +569,7 @@ impl ConsumerBuilder<HasHandler> {
             running.spawn_flusher(flusher, Rhythm::of(&settings))?;
         }
         streams.register(&running);
-        running.spawn_claiming(claims, patience)?;
+        running.spawn_claiming(patience)?;
         Ok(consumer)
     }
 }

@@ -115,11 +115,11 @@ impl Consumer {
 
     /// The partitions that this instance owns now, ascending; they change as instances come and go.
     pub fn owned(&self) -> Vec<u32> {
-        self.ownership().map(|o| o.owned).unwrap_or_default()
+        self.ownership().owned
     }
 
     /// Who owns what, as was seen at the last renewal. Asks no server.
-    pub fn ownership(&self) -> Option<Ownership> {
+    pub fn ownership(&self) -> Ownership {
         self.running.ownership()
     }
 

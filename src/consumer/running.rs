@@ -60,8 +60,10 @@ pub(crate) struct Running {
     pub(super) begins: Mutex<Vec<Stored>>,
     /// Empty where positions are not stored.
     pub(super) flusher: OnceLock<Ended>,
-    /// Empty where partitions are not claimed.
-    pub(super) claiming: OnceLock<Claiming>,
+    /// How this instance comes by its partitions.
+    pub(super) claims: Claims,
+    /// The end of the thread that keeps them.
+    pub(super) claiming: OnceLock<Ended>,
     /// Partitions that were taken while their lane of before had not ended.
     pub(super) awaited: Mutex<BTreeSet<u32>>,
     /// From when on a handler that does not come back is stalled; zero: never.
@@ -75,12 +77,6 @@ pub(crate) struct Running {
     pub(super) unsaved: Mutex<Vec<u32>>,
     /// Given back when every thread has ended, and no sooner: two of one name would overlap.
     pub(super) guard: Mutex<Option<NameGuard>>,
-}
-
-/// The claims of this instance, and the end of the thread that keeps them.
-pub(super) struct Claiming {
-    pub(super) claims: Claims,
-    pub(super) ended: Ended,
 }
 
 impl Running {
@@ -116,9 +112,7 @@ impl Running {
             }
             *running.unsaved.lock() = unsaved;
             drop(alive);
-            if let Some(claiming) = running.claiming.get() {
-                claiming.claims.hear();
-            }
+            running.claims.desk().hear();
         })
     }
 
@@ -175,9 +169,7 @@ impl Running {
         );
         self.begins.lock().extend(starts);
         self.table.grow(added.end);
-        if let Some(claiming) = self.claiming.get() {
-            claiming.claims.look_again();
-        }
+        self.claims.desk().look_again();
         Ok(())
     }
 
@@ -221,13 +213,11 @@ impl Running {
     /// What follows the end of a lane: its partition may be another's, or be taken again here.
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
         let leaves = self.lanes.is_through(lane);
-        let (Some(Claiming { claims, .. }), p) = (self.claiming.get(), lane.seat.partition) else {
-            return;
-        };
+        let (desk, p) = (self.claims.desk(), lane.seat.partition);
         let is_awaited = self.awaited.lock().remove(&p);
         if is_awaited {
             if !ownership::Lanes::take(self, p) {
-                claims.look_again();
+                desk.look_again();
             }
         } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
             let until = clock::now() + self.shutdown_timeout;
@@ -236,10 +226,10 @@ impl Running {
             if stored || clock::now() >= until {
                 // What could not be stored in time is handled again by whoever comes next.
                 self.forget(p);
-                claims.left(p);
+                desk.left(p);
             }
         }
-        claims.hear();
+        desk.hear();
     }
 
     /// Has everything stored, until that is so for this partition or the time is over.
@@ -270,21 +260,16 @@ impl Running {
     /// # Errors
     ///
     /// What the server refuses for good; what may pass is tried again by the thread.
-    pub(super) fn spawn_claiming(
-        self: &Arc<Self>,
-        claims: Claims,
-        patience: Duration,
-    ) -> Result<()> {
+    pub(super) fn spawn_claiming(self: &Arc<Self>, patience: Duration) -> Result<()> {
         let running = Arc::clone(self);
         let (alive, ended) = alive();
         let (tell, told) = crossbeam_channel::bounded(1);
-        let mine = claims.clone();
-        let _ = self.claiming.set(Claiming { claims, ended });
+        let _ = self.claiming.set(ended);
         self.spawn("leases".into(), move || {
             let lanes: &dyn ownership::Lanes = &running;
             let mut alive = Some(alive);
             // Nobody listens for more than the first.
-            mine.run(
+            running.claims.run(
                 lanes,
                 |begun| drop(tell.try_send(begun)),
                 || drop(alive.take()),
@@ -311,9 +296,7 @@ impl Running {
     pub(crate) fn signal_stop(&self) {
         self.lanes.end_all();
         self.flush_interrupt.set(CLOSING);
-        if let Some(claiming) = self.claiming.get() {
-            claiming.claims.close();
-        }
+        self.claims.desk().close();
     }
 
     /// Tells every thread to end and waits for them, within the shutdown timeout. On a thread of its own
@@ -353,10 +336,10 @@ impl Running {
             flusher.by(clock::now() + GRACE);
         }
         let release = clock::now() + GRACE;
-        if let Some(claiming) = self.claiming.get().filter(|c| !c.ended.by(release)) {
+        if let Some(claiming) = self.claiming.get().filter(|c| !c.by(release)) {
             // A server that does not answer: the claims end by themselves.
-            claiming.claims.abandon();
-            claiming.ended.by(clock::now() + GRACE);
+            self.claims.desk().abandon();
+            claiming.by(clock::now() + GRACE);
         }
         if lanes_ended {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
@@ -384,9 +367,9 @@ impl Running {
         );
     }
 
-    /// Who owns what, as was seen at the last renewal; `None` where partitions are not claimed.
-    pub(crate) fn ownership(&self) -> Option<Ownership> {
-        Some(self.claiming.get()?.claims.ownership())
+    /// Who owns what, as was seen at the last renewal.
+    pub(crate) fn ownership(&self) -> Ownership {
+        self.claims.desk().ownership()
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
@@ -439,6 +422,7 @@ impl ownership::Lanes for Arc<Running> {
         }
         // it may have ended between the two
         let started = self.start_lane(partition);
+        drop(awaited);
         // where the consumer ends nothing begins, and that is no trouble
         if let Err(e) = &started
             && self.lanes.outfit().is_some()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{Result, fence::Fence};
 
-use super::{Lanes, Lease, Ownership, Rivals, Roll};
+use super::{Desk, Lanes, Lease, Rivals, Roll};
 
 /// The claims of one instance of a consumer, whatever they are worth.
 #[derive(Clone, Debug)]
@@ -40,51 +40,11 @@ impl Claims {
         }
     }
 
-    /// As [`Lease::look_again`].
-    pub(crate) fn look_again(&self) {
+    /// Where to leave what the thread that keeps them has to know.
+    pub(crate) fn desk(&self) -> &Desk {
         match self {
-            Self::Lease(lease) => lease.look_again(),
-            Self::Static(roll) => roll.look_again(),
-        }
-    }
-
-    /// As [`Lease::left`].
-    pub(crate) fn left(&self, partition: u32) {
-        match self {
-            Self::Lease(lease) => lease.left(partition),
-            Self::Static(roll) => roll.left(partition),
-        }
-    }
-
-    /// As [`Lease::hear`].
-    pub(crate) fn hear(&self) {
-        match self {
-            Self::Lease(lease) => lease.hear(),
-            Self::Static(roll) => roll.hear(),
-        }
-    }
-
-    /// As [`Lease::close`].
-    pub(crate) fn close(&self) {
-        match self {
-            Self::Lease(lease) => lease.close(),
-            Self::Static(roll) => roll.close(),
-        }
-    }
-
-    /// As [`Lease::abandon`].
-    pub(crate) fn abandon(&self) {
-        match self {
-            Self::Lease(lease) => lease.abandon(),
-            Self::Static(roll) => roll.abandon(),
-        }
-    }
-
-    /// Who owned what when that was last looked at.
-    pub(crate) fn ownership(&self) -> Ownership {
-        match self {
-            Self::Lease(lease) => lease.ownership(),
-            Self::Static(roll) => roll.ownership(),
+            Self::Lease(lease) => lease.desk(),
+            Self::Static(roll) => roll.desk(),
         }
     }
 

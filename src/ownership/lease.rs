@@ -1,55 +1,24 @@
 //! The claims of an instance, as the threads of a consumer see them. They are kept by one thread, the
-//! [`Renewer`]: it alone writes claims. What others find out, such as a claim that is gone or a lane that
-//! has ended, they leave here.
+//! [`Renewer`]: it alone writes claims.
 
 use std::{
-    collections::BTreeSet,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
-use parking_lot::Mutex;
-
-use crate::{
-    Instances, Result,
-    fence::Fence,
-    net::{Interrupt, STOP},
-    wire::Claimant,
-};
+use crate::{Instances, Result, fence::Fence, net::STOP, wire::Claimant};
 
 use super::{
-    map::{Map, Ownership, Standing},
+    desk::{CLOSE, Desk, Lanes},
+    map::Standing,
     renewer::Renewer,
     terms::Terms,
 };
-
-/// What the lanes of a consumer are told, and asked. No call may wait for a server or a handler.
-pub(crate) trait Lanes {
-    /// How many partitions the topic has.
-    fn partitions(&self) -> u32;
-    /// This is ours from now on: its lane is to be started. False when that cannot be.
-    fn take(&self, partition: u32) -> bool;
-    /// This is to be finished and stored; then the lease [hears](Lease::left) of it. False when there is
-    /// nothing to wait for.
-    fn give_up(&self, partition: u32) -> bool;
-    /// This is not ours any more: nothing of it may be begun or stored.
-    fn cut(&self, partition: u32);
-    /// Partitions whose handler has not come back for so long that another instance should have a try.
-    fn stalled(&self) -> BTreeSet<u32>;
-    /// Partitions whose lane has not ended.
-    fn running(&self) -> BTreeSet<u32>;
-    /// Those of them whose lane was cut.
-    fn occupied(&self) -> BTreeSet<u32>;
-    /// This is another's to handle, for this reason, and nothing of it may be begun or stored; but it stays
-    /// ours to show.
-    fn stand_down(&self, partition: u32, why: String);
-    /// Whether all lanes have ended, and what they finished is stored if it can be.
-    fn all_done(&self) -> bool;
-}
 
 /// The claims of one instance of a consumer.
 #[derive(Debug)]
@@ -59,19 +28,11 @@ pub(crate) struct Lease {
     pub(super) fence: Arc<Fence>,
     /// Whether the server's hash fields expire by themselves.
     pub(super) by_field: AtomicBool,
-    /// Wakes the thread, and ends it.
-    pub(super) interrupt: Arc<Interrupt>,
-    /// Partitions whose lane has ended as it was asked to.
-    pub(super) left: Mutex<BTreeSet<u32>>,
-    pub(super) map: Mutex<Map>,
+    pub(super) desk: Desk,
 }
 
-/// Renew now.
-pub(super) const RENEW: u32 = 1 << 1;
-/// Somebody has left something.
-pub(super) const HEAR: u32 = 1 << 2;
-/// The consumer ends.
-pub(super) const CLOSE: u32 = 1 << 3;
+/// How soon the thread goes on after it has panicked.
+const RETRY: Duration = Duration::from_millis(100);
 
 impl Lease {
     pub(crate) fn new(terms: Terms, claimant: Claimant) -> Self {
@@ -81,9 +42,7 @@ impl Lease {
             terms,
             claimant,
             by_field: AtomicBool::new(false),
-            interrupt: Arc::default(),
-            left: Mutex::default(),
-            map: Mutex::new(map),
+            desk: Desk::new(map),
         }
     }
 
@@ -101,36 +60,9 @@ impl Lease {
         self.by_field.load(Relaxed)
     }
 
-    /// A claim was found to be gone, or to be another's: looks at once. Waits for nothing.
-    pub(crate) fn look_again(&self) {
-        self.interrupt.set(RENEW);
-    }
-
-    /// A lane has ended as it was asked to, and what it finished is stored: another may have its
-    /// partition. Waits for nothing.
-    pub(crate) fn left(&self, partition: u32) {
-        self.left.lock().insert(partition);
-        self.interrupt.set(HEAR);
-    }
-
-    /// Something about the lanes has changed that the thread may wait for.
-    pub(crate) fn hear(&self) {
-        self.interrupt.set(HEAR);
-    }
-
-    /// The consumer ends: when all lanes have ended, everything is given up. Waits for nothing.
-    pub(crate) fn close(&self) {
-        self.interrupt.set(CLOSE);
-    }
-
-    /// Ends the thread, whatever it waits for.
-    pub(crate) fn abandon(&self) {
-        self.interrupt.cut(STOP);
-    }
-
-    /// Who owned what at the last renewal.
-    pub(crate) fn ownership(&self) -> Ownership {
-        self.map.lock().now()
+    /// Where to leave what the thread has to know.
+    pub(crate) fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     /// Keeps the claims until the consumer ends. `begun` is told what came of the first attempt, and
@@ -141,20 +73,16 @@ impl Lease {
         mut begun: impl FnMut(Result<()>),
         mut over: impl FnMut(),
     ) {
-        // The logger is foreign code: its panic must not end the keeping of claims.
-        while catch_unwind(AssertUnwindSafe(|| {
-            Renewer::new(self, lanes).run(&mut begun, &mut over);
-        }))
-        .is_err()
-        {
-            // What was held is not known any more.
-            self.fence.end();
-            lanes.running().into_iter().for_each(|p| lanes.cut(p));
+        let mut renewer = Renewer::new(self, lanes);
+        // The logger is foreign code: its panic must not end the keeping of claims. So nothing hangs on a
+        // line that is written: what follows from a finding is done before it is told.
+        while catch_unwind(AssertUnwindSafe(|| renewer.run(&mut begun, &mut over))).is_err() {
+            self.desk.interrupt.sleep(RETRY, STOP | CLOSE);
         }
     }
 
     pub(super) fn standing(&self, standing: Standing) {
-        let mut map = self.map.lock();
+        let mut map = self.desk.map.lock();
         map.seen.standing = standing;
         if standing != Standing::Holding {
             map.seen.owned.clear();

@@ -44,7 +44,7 @@ pub struct Ownership {
 pub enum Standing {
     /// They hold.
     Holding,
-    /// None was ever made.
+    /// None is made: the consumer has not begun to, or has ended.
     Joining,
     /// They were not renewed in time: until they are, nothing is handled here.
     Lapsed,

@@ -2,6 +2,7 @@
 
 mod claims;
 mod contest;
+mod desk;
 mod fixed;
 mod holding;
 mod lease;
@@ -15,8 +16,9 @@ mod terms;
 
 pub(crate) use claims::Claims;
 pub(crate) use contest::Rivals;
+pub(crate) use desk::{Desk, Lanes};
 pub(crate) use fixed::Place;
-pub(crate) use lease::{Lanes, Lease};
+pub(crate) use lease::Lease;
 pub use map::{Member, Ownership, Standing};
 pub(crate) use roll::{Contention, Roll};
 pub(crate) use terms::Terms;

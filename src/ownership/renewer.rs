@@ -24,7 +24,8 @@ use crate::{
 };
 
 use super::{
-    lease::{CLOSE, HEAR, Lanes, Lease, RENEW},
+    desk::{CLOSE, HEAR, LOOK, Lanes},
+    lease::Lease,
     map::{Member, Ranges, Standing},
     script::{CYCLE, RELEASE},
     share::{Rhythm, Share, View},
@@ -55,6 +56,7 @@ pub(super) struct Renewer<'a> {
     looked: Instant,
     /// When the wait for the lanes is over.
     closing: Option<Instant>,
+    is_over: bool,
     /// Since when renewals fail, where a line was written about it.
     trouble: Option<Instant>,
     quiet: Quiet,
@@ -72,19 +74,23 @@ impl<'a> Renewer<'a> {
             length: None,
             looked: clock::now(),
             closing: None,
+            is_over: false,
             trouble: None,
             quiet: Quiet::default(),
         }
     }
 
-    pub(super) fn run(mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
+    pub(super) fn run(&mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
         let mut begun = Some(begun);
         loop {
             // First: what comes from now on is seen by the wait.
-            self.lease.interrupt.clear(RENEW | HEAR);
+            self.lease.desk.interrupt.clear(LOOK | HEAR);
+            if self.is_over {
+                return;
+            }
             if self.is_closed() {
-                let stuck = self.give_everything_up();
-                over();
+                self.is_over = true;
+                let stuck = self.give_everything_up(over);
                 return self.linger(stuck);
             }
             let renewed = self.renew();
@@ -96,7 +102,7 @@ impl<'a> Renewer<'a> {
                 begun(renewed.map(drop));
             }
             self.watch(clock::now() + pause);
-            if self.lease.interrupt.bits() & STOP != 0 {
+            if self.lease.desk.interrupt.bits() & STOP != 0 {
                 return self.lease.fence.end();
             }
         }
@@ -104,7 +110,7 @@ impl<'a> Renewer<'a> {
 
     /// Whether the consumer ends and its lanes have done so, or have had their time.
     fn is_closed(&mut self) -> bool {
-        if self.lease.interrupt.bits() & CLOSE == 0 {
+        if self.lease.desk.interrupt.bits() & CLOSE == 0 {
             return false;
         }
         let until = clock::now() + self.lease.terms.shutdown_timeout;
@@ -145,14 +151,16 @@ impl<'a> Renewer<'a> {
             return Err(self.about(Error::new(ErrorKind::Timeout, "renew", what)));
         }
         (self.first, self.superseded) = (false, false);
-        if let Some(since) = self.trouble.take() {
+        let trouble = self.trouble.take();
+        let next = self.apply(&view);
+        if let Some(since) = trouble {
             let seconds = since.elapsed().as_secs_f64();
             log::info!(
                 "{}: claims are renewed again after {seconds:.1} s",
                 self.lease
             );
         }
-        Ok(self.apply(&view))
+        Ok(next)
     }
 
     /// What a renewal found has consequences for the lanes.
@@ -164,49 +172,51 @@ impl<'a> Renewer<'a> {
         let step = self
             .share
             .renewed(view, lanes.partitions(), clock::now(), rhythm);
-        // First what has to be done, then what is to be told: the logger may take its time.
+        // First all that has to be done, then what is to be told: the logger is foreign code.
         step.lost.iter().for_each(|p| lanes.cut(*p));
+        for p in &step.give_up {
+            if !lanes.give_up(*p) {
+                lease.desk.left(*p);
+            }
+        }
+        // Where all is over nothing begins; what was claimed all the same is given up with the rest.
+        for p in step.taken {
+            if self.closing.is_none() && !lanes.take(p) {
+                self.share.leave(p);
+                lease.desk.left(p);
+            }
+        }
+        let changed = self.draw(view);
         if !view.restored.is_empty() || view.presence_gone {
             log::error!(
                 "{lease}: claims were deleted on the server; those of partitions {} are made again from memory",
                 ranges(&view.restored)
             );
         }
-        if !step.lost.is_empty() {
+        for p in &step.lost {
+            let owner = view.owners.get(p).map(Member::from);
+            let to = owner.map_or("nobody".into(), |m| format!("{m}, epoch {:?}", m.epoch));
             log::error!(
-                "{lease}: LOST partitions {} to another instance; their lanes stop, and what they are at \
-                 does not count",
-                ranges(&step.lost)
+                "{lease}: LOST partition {p} to {to}; its lane, epoch {:?}, stops, and what it is at does not \
+                 count",
+                lease.claimant.incarnation()
             );
         }
         if !step.give_up.is_empty() {
             let to = ranges(&step.give_up);
             log::info!("{lease}: gives up partitions {to}, which are another's share");
         }
-        for p in step.give_up {
-            if !lanes.give_up(p) {
-                lease.left(p);
-            }
-        }
-        let changed = self.draw(view);
         if changed {
             // not under the lock: the logger may ask for health
-            let seen = lease.map.lock().seen.clone();
+            let seen = lease.desk.map.lock().seen.clone();
             log::info!("{lease}: {seen}");
-        }
-        // Where all is over nothing begins; what was claimed all the same is given up with the rest.
-        for p in step.taken {
-            if self.closing.is_none() && !lanes.take(p) {
-                self.share.leave(p);
-                lease.left(p);
-            }
         }
         step.next
     }
 
     /// Brings the map up to date; true when it says something new.
     fn draw(&self, view: &View) -> bool {
-        let mut map = self.lease.map.lock();
+        let mut map = self.lease.desk.map.lock();
         let mut seen = map.seen.clone();
         let owners = |p| view.owners.get(&p).map(Member::from);
         seen.owners = (0..self.lanes.partitions()).map(owners).collect();
@@ -218,7 +228,7 @@ impl<'a> Renewer<'a> {
 
     fn failed(&mut self, e: &Error) -> Duration {
         self.connection.take_if(|_| !e.keeps_connection());
-        if self.lease.interrupt.bits() & STOP == 0
+        if self.lease.desk.interrupt.bits() & STOP == 0
             && let Some(more) = self.quiet.permit()
         {
             self.trouble.get_or_insert_with(clock::now);
@@ -251,7 +261,7 @@ impl<'a> Renewer<'a> {
     /// changed at the server. Meanwhile it ends what is over and hears what is left.
     fn watch(&mut self, wake: Instant) {
         let wake = self.closing.map_or(wake, |until| wake.min(until));
-        let interrupt = Arc::clone(&self.lease.interrupt);
+        let interrupt = Arc::clone(&self.lease.desk.interrupt);
         loop {
             self.end_if_over();
             let now = clock::now();
@@ -263,7 +273,7 @@ impl<'a> Renewer<'a> {
             if !self.share.held().is_empty() {
                 nap = nap.min(self.lease.fence.left());
             }
-            let mut called = STOP | RENEW | HEAR;
+            let mut called = STOP | LOOK | HEAR;
             if self.closing.is_none() {
                 called |= CLOSE;
             }
@@ -273,7 +283,7 @@ impl<'a> Renewer<'a> {
                     return;
                 }
                 interrupt.clear(HEAR);
-                if !self.lease.left.lock().is_empty() {
+                if !self.lease.desk.left.lock().is_empty() {
                     return; // to be released, and looked at again
                 }
             }
@@ -302,11 +312,16 @@ impl<'a> Renewer<'a> {
 
     /// Gives the partitions of stalled lanes to whoever can handle them.
     fn hand_over(&mut self) {
-        let others = self.lease.map.lock().seen.members.len() > 1;
+        let others = self.lease.desk.map.lock().seen.members.len() > 1;
         let stalled = self.lanes.stalled();
         let ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
         if !others || ours.is_empty() || self.closing.is_some() {
             return;
+        }
+        for p in &ours {
+            self.lanes.cut(*p);
+            self.share.leave(*p);
+            self.lease.desk.left(*p);
         }
         log::error!(
             "{}: the handlers of partitions {} do not come back; they go to another instance until they do \
@@ -314,11 +329,6 @@ impl<'a> Renewer<'a> {
             self.lease,
             Ranges(&ours)
         );
-        for p in ours {
-            self.lanes.cut(p);
-            self.share.leave(p);
-            self.lease.left(p);
-        }
     }
 
     /// Lets go of everything when it may be another's.
@@ -336,7 +346,7 @@ impl<'a> Renewer<'a> {
     fn end(&mut self) {
         self.lease.fence.end();
         self.lease.standing(Standing::Lapsed);
-        self.lease.left.lock().clear();
+        self.lease.desk.left.lock().clear();
         for p in self.share.ended() {
             self.lanes.cut(p);
         }
@@ -344,23 +354,25 @@ impl<'a> Renewer<'a> {
 
     /// Gives up what lanes have left.
     fn release(&mut self) -> Result<()> {
-        let mut left = self.lease.left.lock().clone();
+        let mut left = self.lease.desk.left.lock().clone();
         // Of an earlier tenure of a partition that was taken anew meanwhile nothing follows.
         left.retain(|p| self.share.is_leaving(*p));
         if !left.is_empty() {
             self.give_up(&left, false)?;
             self.share.released(&left);
-            log::info!("{}: released partitions {}", self.lease, ranges(&left));
         }
         // Those that come from now on are of the next turn.
-        let mut all = self.lease.left.lock();
-        all.retain(|p| self.share.is_leaving(*p) && !left.contains(p));
+        let leaving = |p: &u32| self.share.is_leaving(*p) && !left.contains(p);
+        self.lease.desk.left.lock().retain(leaving);
+        if !left.is_empty() {
+            log::info!("{}: released partitions {}", self.lease, ranges(&left));
+        }
         Ok(())
     }
 
     /// The end: all claims but those of lanes that have not ended, and the sign of life. Returns the
     /// partitions of such lanes.
-    fn give_everything_up(&mut self) -> BTreeSet<u32> {
+    fn give_everything_up(&mut self, over: &mut dyn FnMut()) -> BTreeSet<u32> {
         let lease = self.lease;
         let running = self.lanes.running();
         let held = self.share.held();
@@ -369,6 +381,7 @@ impl<'a> Renewer<'a> {
         let done = self.connect().and_then(|()| self.give_up(&free, true));
         lease.fence.end();
         lease.standing(Standing::Joining);
+        over();
         match done {
             Ok(()) => log::debug!("{lease}: released partitions {}", ranges(&free)),
             Err(e) => log::warn!(
@@ -384,12 +397,12 @@ impl<'a> Renewer<'a> {
         let until = clock::now() + self.lease.terms.ttl;
         while !stuck.is_empty() && clock::now() < until {
             let left = until.saturating_duration_since(clock::now());
-            if self.lease.interrupt.sleep(left, STOP | HEAR)
-                && self.lease.interrupt.bits() & STOP != 0
+            if self.lease.desk.interrupt.sleep(left, STOP | HEAR)
+                && self.lease.desk.interrupt.bits() & STOP != 0
             {
                 return;
             }
-            self.lease.interrupt.clear(HEAR);
+            self.lease.desk.interrupt.clear(HEAR);
             let running = self.lanes.running();
             let ended = stuck.difference(&running).copied().collect();
             if self
@@ -421,10 +434,8 @@ impl<'a> Renewer<'a> {
             self.connection = Some(kept);
             return Ok(());
         }
-        let Lease {
-            terms, interrupt, ..
-        } = self.lease;
-        let (connection, by_field) = terms.dial(interrupt, self.timeout())?;
+        let Lease { terms, desk, .. } = self.lease;
+        let (connection, by_field) = terms.dial(&desk.interrupt, self.timeout())?;
         self.lease.by_field.store(by_field, Relaxed);
         self.connection = Some(connection);
         Ok(())

@@ -5,28 +5,25 @@
 //! noticed, and how an instance knows whether a rival is alive.
 
 use std::{
-    collections::BTreeSet,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     Error, Instances, Result, clock,
-    net::{Interrupt, STOP},
+    net::STOP,
     quiet::{HeldBack, Quiet},
     wire::{Claimant, InstanceId},
 };
 
 use super::{
     contest::{Contest, Return, Rivals, Verdict},
+    desk::{self, CLOSE, Desk, HEAR, Lanes},
     fixed::{COUNT, Each, Place},
     holding::{Entries, Findings, Holding},
-    lease::Lanes,
-    map::{Map, Member, Ownership, Standing},
+    map::{Member, Standing},
     register::Register,
     terms::Terms,
 };
@@ -48,19 +45,8 @@ pub(crate) struct Roll {
     contention: Contention,
     claimant: Claimant,
     rivals: Arc<Rivals>,
-    /// Wakes the thread, and ends it.
-    interrupt: Arc<Interrupt>,
-    /// Partitions whose lane has ended as it was asked to.
-    left: Mutex<BTreeSet<u32>>,
-    map: Mutex<Map>,
+    desk: Desk,
 }
-
-/// Call the roll now.
-const CALL: u32 = 1 << 1;
-/// Something about the lanes has changed.
-const HEAR: u32 = 1 << 2;
-/// The consumer ends.
-const CLOSE: u32 = 1 << 3;
 
 /// How often one looks whether a rival was met, or what is awaited was released.
 const LOOK: Duration = Duration::from_millis(500);
@@ -76,14 +62,12 @@ impl Roll {
         claimant: Claimant,
     ) -> Self {
         Self {
-            map: Mutex::new(terms.unseen(Instances::Static, &claimant)),
+            desk: Desk::new(terms.unseen(Instances::Static, &claimant)),
             rivals: Arc::new(Rivals::new(claimant.instance())),
             terms,
             place,
             contention,
             claimant,
-            interrupt: Arc::default(),
-            left: Mutex::default(),
         }
     }
 
@@ -92,35 +76,9 @@ impl Roll {
         &self.rivals
     }
 
-    /// The topic may have grown: looks at once. Waits for nothing.
-    pub(crate) fn look_again(&self) {
-        self.interrupt.set(CALL);
-    }
-
-    /// A lane has ended as it was asked to, and what it finished is stored. Waits for nothing.
-    pub(crate) fn left(&self, partition: u32) {
-        self.left.lock().insert(partition);
-        self.interrupt.set(HEAR);
-    }
-
-    /// Something about the lanes has changed that the thread may wait for.
-    pub(crate) fn hear(&self) {
-        self.interrupt.set(HEAR);
-    }
-
-    /// The consumer ends: when all lanes have ended, everything is given up. Waits for nothing.
-    pub(crate) fn close(&self) {
-        self.interrupt.set(CLOSE);
-    }
-
-    /// Ends the thread, whatever it waits for.
-    pub(crate) fn abandon(&self) {
-        self.interrupt.cut(STOP);
-    }
-
-    /// Who owned what when the roll was last called.
-    pub(crate) fn ownership(&self) -> Ownership {
-        self.map.lock().now()
+    /// Where to leave what the thread has to know.
+    pub(crate) fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     /// Has lanes run for what is ours, and calls the roll until the consumer ends. `begun` is told what came
@@ -136,7 +94,7 @@ impl Roll {
         // The logger is foreign code: its panic must not end the roll. So nothing hangs on a line that is
         // written, and what follows from a finding is done before it is told.
         while catch_unwind(AssertUnwindSafe(|| caller.run(&mut begun, &mut over))).is_err() {
-            self.interrupt.sleep(RETRY, STOP | CLOSE);
+            self.desk.interrupt.sleep(RETRY, STOP | CLOSE);
         }
     }
 }
@@ -201,7 +159,7 @@ impl<'a> Caller<'a> {
     fn run(&mut self, begun: &mut dyn FnMut(Result<()>), over: &mut dyn FnMut()) {
         loop {
             // First: what comes from now on is seen by the wait.
-            self.roll.interrupt.clear(CALL | HEAR);
+            self.roll.desk.interrupt.clear(desk::LOOK | HEAR);
             if self.is_closed() {
                 self.give_everything_up();
                 return over();
@@ -217,7 +175,7 @@ impl<'a> Caller<'a> {
                 begun(called);
             }
             self.watch(clock::now() + pause.min(self.roll.terms.renew));
-            if self.roll.interrupt.bits() & STOP != 0 {
+            if self.roll.desk.interrupt.bits() & STOP != 0 {
                 return;
             }
         }
@@ -225,7 +183,7 @@ impl<'a> Caller<'a> {
 
     /// Whether the consumer ends and its lanes have done so, or have had their time.
     fn is_closed(&mut self) -> bool {
-        if self.roll.interrupt.bits() & CLOSE == 0 {
+        if self.roll.desk.interrupt.bits() & CLOSE == 0 {
             return false;
         }
         let until = clock::now() + self.roll.terms.shutdown_timeout;
@@ -246,7 +204,7 @@ impl<'a> Caller<'a> {
         self.unread.extend(step.take);
         for p in &step.give_up {
             if !self.lanes.give_up(*p) {
-                roll.left(*p);
+                roll.desk.left(*p);
             }
         }
         if !std::mem::replace(&mut self.introduced, true) {
@@ -265,7 +223,7 @@ impl<'a> Caller<'a> {
             let (lanes, holding, closing) = (self.lanes, &self.holding, self.closing);
             self.unread
                 .retain(|p| closing.is_none() && holding.keeps(*p) && !lanes.take(*p));
-            let mut map = roll.map.lock();
+            let mut map = roll.desk.map.lock();
             map.seen.standing = Standing::Holding;
             map.seen.owned = self.kept();
         }
@@ -410,7 +368,7 @@ impl<'a> Caller<'a> {
     /// Gives up a partition whose lane does not count any more.
     fn leave(&mut self, partition: u32) {
         self.holding.leave(partition);
-        self.roll.left(partition);
+        self.roll.desk.left(partition);
     }
 
     fn is_present(&self, id: InstanceId) -> bool {
@@ -431,7 +389,7 @@ impl<'a> Caller<'a> {
     /// Brings the map up to date.
     fn draw(&self, findings: &Findings, partitions: u32) {
         let roll = self.roll;
-        let mut map = roll.map.lock();
+        let mut map = roll.desk.map.lock();
         let mut seen = map.seen.clone();
         let owner = |p| self.seen.owners.get(&p).map(Member::from);
         seen.owners = (0..partitions).map(owner).collect();
@@ -456,7 +414,7 @@ impl<'a> Caller<'a> {
     /// Says what is wrong: at once when it is news, and else now and then.
     fn report(&mut self, findings: Findings, partitions: u32) {
         let roll = self.roll;
-        let map = roll.map.lock().now();
+        let map = roll.desk.map.lock().now();
         let Findings { unowned, contested } = findings;
         // Instances that start together are not there at the same moment.
         let lasts = map.unowned_for.is_some_and(|t| t >= roll.terms.renew);
@@ -507,7 +465,7 @@ impl<'a> Caller<'a> {
 
     fn failed(&mut self, e: &Error) -> Duration {
         self.register.take_if(|_| !e.keeps_connection());
-        if self.roll.interrupt.bits() & STOP == 0
+        if self.roll.desk.interrupt.bits() & STOP == 0
             && let Some(more) = self.quiet.permit()
         {
             self.trouble.get_or_insert_with(clock::now);
@@ -525,8 +483,8 @@ impl<'a> Caller<'a> {
     /// met.
     fn watch(&mut self, wake: Instant) {
         let wake = self.closing.map_or(wake, |until| wake.min(until));
-        let interrupt = &self.roll.interrupt;
-        let mut called = STOP | CALL | HEAR;
+        let interrupt = &self.roll.desk.interrupt;
+        let mut called = STOP | desk::LOOK | HEAR;
         if self.closing.is_none() {
             called |= CLOSE;
         }
@@ -542,7 +500,7 @@ impl<'a> Caller<'a> {
                     return;
                 }
                 interrupt.clear(HEAR);
-                if !self.roll.left.lock().is_empty() {
+                if !self.roll.desk.left.lock().is_empty() {
                     return; // to be released
                 }
             } else if self.roll.rivals.any() {
@@ -553,7 +511,7 @@ impl<'a> Caller<'a> {
 
     /// Gives up what lanes have left.
     fn release(&mut self) -> Result<()> {
-        let mut left = self.roll.left.lock().clone();
+        let mut left = self.roll.desk.left.lock().clone();
         left.retain(|p| self.holding.is_leaving(*p));
         if let Some(register) = self.register.as_mut().filter(|_| !left.is_empty()) {
             register.release(&left, false)?;
@@ -563,7 +521,7 @@ impl<'a> Caller<'a> {
             let left: Vec<u32> = left.iter().copied().collect();
             log::info!("{}: released partitions {}", self.roll, Each(&left));
         }
-        let mut all = self.roll.left.lock();
+        let mut all = self.roll.desk.left.lock();
         all.retain(|p| self.holding.is_leaving(*p));
         Ok(())
     }
@@ -578,7 +536,7 @@ impl<'a> Caller<'a> {
             Some(register) => register.release(&free, true),
             None => Ok(()),
         });
-        let mut map = roll.map.lock();
+        let mut map = roll.desk.map.lock();
         map.seen.standing = Standing::Joining;
         map.seen.owned.clear();
         drop(map); // the logger is foreign code, and may ask for it
@@ -598,13 +556,13 @@ impl<'a> Caller<'a> {
             let Roll {
                 terms,
                 claimant,
-                interrupt,
+                desk,
                 ..
             } = self.roll;
             self.register = Some(Register::new(
                 terms,
                 claimant,
-                terms.dial(interrupt, terms.timeout())?,
+                terms.dial(&desk.interrupt, terms.timeout())?,
             ));
         }
         Ok(())

@@ -360,7 +360,7 @@ fn lost_metadata_is_made_anew_after_what_is_left_of_the_topic() {
         .unwrap();
     let consumer = follower(&server, NEVER).consumer("claims").name("c");
     let consumer = handling(consumer, &Handled::default()).start().unwrap();
-    let known = consumer.ownership().unwrap().owners.len();
+    let known = consumer.ownership().owners.len();
     assert_eq!((known, loud("claims")), (4, 1));
 
     // what is configured may be more, and is refused when it is less

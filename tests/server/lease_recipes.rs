@@ -110,7 +110,7 @@ fn recipe_12_an_owner_on_a_demoted_server_stops_in_time_and_comes_back() {
         a.between(demoted.checked_sub(ms(500)).unwrap(), demoted) > 0,
         "there was work"
     );
-    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Lapsed);
+    assert_eq!(a.consumer.ownership().standing, Standing::Lapsed);
     follow(&one, None);
     let took = a.resumes();
     println!("resumed after {took:?}");
@@ -145,7 +145,7 @@ fn recipe_30_no_replicas_a_busy_script_and_a_pause_of_writes_pass_and_nothing_is
     thread::sleep(ms(1000));
     set("0");
     assert!(a.calls.len() > before);
-    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Holding);
+    assert_eq!(a.consumer.ownership().standing, Standing::Holding);
 
     // longer than they last
     let (begun, url) = (Instant::now(), server.url());

@@ -202,7 +202,7 @@ fn an_instance_that_is_cut_off_handles_nothing_once_its_claims_may_have_ended() 
         b.owns() == 8 && b.lanes().len() == 8
     });
     assert_eq!((a.owns(), a.lanes()), (0, vec![]), "it had ended before");
-    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Lapsed);
+    assert_eq!(a.consumer.ownership().standing, Standing::Lapsed);
     let health = a.streams.health();
     assert_eq!(health.status, Status::Unhealthy, "{health}");
     fill(&server, "cutoff", &["0"]);
@@ -273,7 +273,7 @@ fn of_two_processes_of_one_name_the_later_stands() {
     assert_eq!(first.owns(), 8);
     let second = join(&relay.url(), "twin", "twins");
     expect("the first to stand down", || {
-        first.consumer.ownership().unwrap().standing == Standing::Superseded
+        first.consumer.ownership().standing == Standing::Superseded
     });
     expect("its lanes to end", || first.lanes().is_empty());
     assert_eq!(first.streams.health().rule, Rule::Superseded);
@@ -377,7 +377,7 @@ fn a_full_server_ends_neither_claims_nor_positions() {
     a.seen.wait_for(24);
     thread::sleep(TTL + RENEW);
     assert_eq!(a.lanes().len(), 8);
-    assert_eq!(a.consumer.ownership().unwrap().standing, Standing::Holding);
+    assert_eq!(a.consumer.ownership().standing, Standing::Holding);
     let at = |p| stored(&server, "full", "c", p);
     let memory = |p| a.consumer.position(p).map(|s| s.id);
     expect("the positions", || (0..8).all(|p| at(p) == memory(p)));
@@ -467,7 +467,7 @@ fn operators_see_who_owns_what_and_move_nothing_under_a_live_owner_unless_they_i
     even(&[&a, &b]);
     let map = admin.ownership("seen", "c").unwrap();
     expect("the members to see it the same way", || {
-        a.consumer.ownership().unwrap().owners == map.owners
+        a.consumer.ownership().owners == map.owners
     });
     assert!(map.is_whole() && map.members.len() == 2 && map.me.is_none());
     let pods: BTreeSet<_> = map
@@ -598,4 +598,54 @@ fn a_server_that_cannot_save_ends_the_claims_and_all_is_back_when_it_can() {
     expect("all to be back", || a.lanes().len() == 8);
     fill(&server, "nodisk", &["0"]);
     a.seen.wait_for(8);
+}
+
+/// Whoever has a claim has the partition, however that came about.
+#[test]
+fn a_claim_that_is_another_s_all_of_a_sudden_ends_that_lane_alone() {
+    let server = server();
+    let a = join(&server.url(), "a", "robbed");
+    running(&a.consumer);
+    let taken = ["HSET", "re:o:{robbed}:c", "5", "somebody|else#0badcafe"];
+    server.command(&taken).unwrap();
+    let ends = ["ZADD", "re:e:{robbed}:c", "1e15", "5"];
+    server.command(&ends).unwrap();
+    fill(&server, "robbed", &["0"]);
+    expect("the lane to end", || !a.lanes().contains(&5));
+    expect("the others' messages", || a.seen.len() >= 7);
+    assert_eq!(a.lanes().len(), 7);
+    for p in a.lanes() {
+        assert_eq!(a.connects(p), Some(1));
+    }
+    // it may have been handed over before anybody knew, and does not count
+    assert_eq!(stored(&server, "robbed", "c", 5), Some(StreamId::MIN));
+    let lost = logged(&["ERROR robbed/c: LOST partition 5", "0badcafe"]);
+    assert_eq!(lost.len(), 1, "and it is told from a renewal that failed");
+    assert!(logged(&["robbed/c", "NOT RENEWED"]).is_empty());
+}
+
+#[test]
+fn without_the_right_to_scripts_a_start_says_what_to_grant() {
+    let server = server();
+    open(&server.url(), "ungranted", 8)
+        .publisher("ungranted")
+        .unwrap()
+        .publish("k", "T", "")
+        .unwrap();
+    let user = ["ACL", "SETUSER", "default", "-@scripting"];
+    server.command(&user).unwrap();
+    let (_streams, builder) = describe(&server.url(), "a", "ungranted");
+    let e = builder
+        .shared(|_: &Message<'_>| Ok(()))
+        .start()
+        .unwrap_err();
+    for word in [
+        "renew claims",
+        "re:o:{ungranted}:c",
+        "ACL SETUSER",
+        "+evalsha",
+    ] {
+        assert!(e.to_string().contains(word), "{word}: {e}");
+    }
+    assert!(!e.is_retryable());
 }

@@ -59,7 +59,7 @@ fn join(server: &PrivateServer, pod: &str, topic: &str, place: [u32; 2]) -> Memb
 
 impl Member {
     fn map(&self) -> Ownership {
-        self.consumer.ownership().unwrap()
+        self.consumer.ownership()
     }
 
     fn id(&self) -> String {
@@ -366,4 +366,42 @@ fn what_is_wrong_at_start_is_said_at_start() {
         e.kind() == ErrorKind::Config && all.contains("Instances:Index"),
         "{all}"
     );
+}
+
+/// In sync modes positions travel with the next read, and so does the look at what stood there before.
+#[test]
+fn a_lane_that_stores_on_its_way_meets_a_rival_too() {
+    const RIVAL: &str = "00000000-0000-0000-0000-000000000001";
+    let server = server();
+    let how = |b: ConsumerBuilder| {
+        let b = b.persist(Persist::SyncBatch);
+        b.contested_grace(Duration::ZERO)
+    };
+    let a = join_as(&server, "alone", ("ontheway", 1), [0, 1], how);
+    let publisher = open(&server.url(), "ontheway", 1);
+    let ids: Vec<_> = ["0", "1"]
+        .iter()
+        .enumerate()
+        .map(|(n, body)| {
+            let id = publish_to(&publisher, "ontheway", 0, &[body])[0];
+            a.seen.wait_for(n + 1);
+            id
+        })
+        .collect();
+    expect("its first positions", || {
+        stored(&server, "ontheway", "c", 0) == Some(ids[1])
+    });
+    let (presence, value) = (format!("i:{RIVAL}"), format!("{RIVAL}|rival"));
+    let lives = ["HSET", "re:o:{ontheway}:c", &presence, &value];
+    server.command(&lives).unwrap();
+    let ends = ["ZADD", "re:e:{ontheway}:c", "1e15", &presence];
+    server.command(&ends).unwrap();
+    expect("it to stand down", || {
+        let theirs = format!("{}|{RIVAL}", ids[1]);
+        let write = ["HSET", "re:p:{ontheway}:c", "0", &theirs];
+        server.command(&write).unwrap();
+        publish_to(&publisher, "ontheway", 0, &["more"]);
+        let status = a.status(0);
+        status.state == LaneState::Stopped && status.reason.contains(RIVAL)
+    });
 }
