@@ -176,8 +176,8 @@ for p = 0, n - 1 do
     if may_claim and plan[p] ~= mine then surplus[#surplus + 1] = p end
   end
 end
-return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), soonest .. ' ' .. redis.call('HLEN', hash), all}",
-    sha1: "d067fd1d8bcf2628de97e16f528fa2bb700dac13",
+return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), string.format('%.0f %.0f', soonest, redis.call('HLEN', hash)), all}",
+    sha1: "5e952a77b941e9cbb5fae680ef2d8494035e9686",
     commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 

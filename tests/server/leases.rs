@@ -613,7 +613,7 @@ fn a_claim_that_is_another_s_all_of_a_sudden_ends_that_lane_alone() {
     fill(&server, "robbed", &["0"]);
     expect("the lane to end", || !a.lanes().contains(&5));
     expect("the others' messages", || a.seen.len() >= 7);
-    assert_eq!(a.lanes().len(), 7);
+    assert_eq!(a.lanes().len(), 7, "{:#?}", logged(&["robbed"]));
     for p in a.lanes() {
         assert_eq!(a.connects(p), Some(1));
     }
