@@ -234,7 +234,7 @@ fn sources() -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
             if path.is_dir() {
-                dirs.push(path);
+                dirs.extend((name != "tests").then_some(path));
             } else if path.extension().is_some_and(|e| e == "rs")
                 && name != "lib.rs"
                 && !name.ends_with("tests.rs")

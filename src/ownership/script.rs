@@ -206,5 +206,4 @@ return gone",
 };
 
 #[cfg(all(test, not(loom)))]
-#[path = "script_tests.rs"]
 mod tests;

@@ -365,6 +365,57 @@ mod tests {
         assert_eq!(share.beyond(at(199), RHYTHM), set(&[]));
     }
 
+    /// After a deletion nothing is claimed before all have had a look, nor while a claim that was known of
+    /// and has not come back would have lasted; and what is free then is nobody's only later.
+    #[test]
+    fn after_a_deletion_what_looks_free_is_left_alone_for_a_while() {
+        let now = clock::now();
+        let at = |ms| now + Duration::from_millis(ms);
+        let deleted = || {
+            let mut share = Share::default();
+            share.renewed(&view(&[0], &[1], &["me", "other"]), 3, now, RHYTHM);
+            let mut gone = view(&[0], &[], &["me"]);
+            gone.restored = set(&[0]);
+            gone.presence_gone = true;
+            let step = share.renewed(&gone, 3, now, RHYTHM);
+            assert_eq!(
+                (step.taken, step.lost),
+                (set(&[]), set(&[])),
+                "its lane runs on"
+            );
+            share
+        };
+        let mut back = deleted();
+        back.renewed(&view(&[0], &[1], &["me", "other"]), 3, at(500), RHYTHM);
+        for (ms, may) in [(500, false), (1999, false), (2000, true)] {
+            assert_eq!(back.may_claim(at(ms), RHYTHM), may, "all are back, {ms} ms");
+        }
+        let missing = deleted();
+        for (ms, may) in [(2000, false), (29_999, false), (30_000, true)] {
+            assert_eq!(missing.may_claim(at(ms), RHYTHM), may, "1 is not, {ms} ms");
+        }
+        for (ms, beyond) in [(39_999, set(&[])), (40_000, set(&[1, 2]))] {
+            assert_eq!(missing.beyond(at(ms), RHYTHM), beyond, "{ms} ms");
+        }
+        // what is deleted once more counts from then
+        let mut again = deleted();
+        let mut gone = view(&[0], &[], &["me"]);
+        gone.restored = set(&[0]);
+        again.renewed(&gone, 3, at(20_000), RHYTHM);
+        assert!(!again.may_claim(at(49_999), RHYTHM) && again.may_claim(at(50_000), RHYTHM));
+    }
+
+    #[test]
+    fn what_was_claimed_beyond_is_tried_again_on_the_other_after_ten_intervals() {
+        let now = clock::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut share = Share::default();
+        share.renewed(&view(&[0], &[], &["me", "other"]), 2, now, RHYTHM);
+        share.renewed(&view(&[0, 1], &[], &["me", "other"]), 2, at(10), RHYTHM);
+        assert_eq!(share.beyond(at(109), RHYTHM), set(&[1]));
+        assert_eq!(share.beyond(at(110), RHYTHM), set(&[]));
+    }
+
     #[test]
     fn trouble_shortens_the_pause_and_nothing_prolongs_it() {
         let now = clock::now();

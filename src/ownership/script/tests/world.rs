@@ -1,51 +1,46 @@
-//! Members of every kind that come, go, die and return, on a real server whose time is moved by hand,
-//! beside a model that says what becomes of each field, and when it ends.
-#![allow(clippy::unwrap_used, reason = "tests")]
+//! Members of every kind and the server they share, beside a model of what may become of each field.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-use proptest::{collection::btree_set, prelude::*};
-
-use super::{CYCLE, RELEASE, Script};
+use super::{
+    super::{CYCLE, RELEASE, Script},
+    plan::plan,
+};
 use crate::{
     clock,
     ownership::{
         renewer::{Renewal, read},
-        share::{Rhythm, Share, View},
+        share::{Rhythm, Share},
     },
     testing::{Client, PrivateServer, Reply},
     wire::{Claimant, InstanceId, PRESENCE},
 };
 
-const N: u32 = 8;
+pub(super) const N: u32 = 8;
 /// Time is skipped in pieces so long that what really goes by meanwhile does not count.
-const PIECE: Duration = Duration::from_secs(1000);
-const RHYTHM: Rhythm = Rhythm {
+pub(super) const PIECE: Duration = Duration::from_secs(1000);
+pub(super) const RHYTHM: Rhythm = Rhythm {
     renew: Duration::from_mins(500),
     ttl: Duration::from_hours(25),
 };
 /// What may really have gone by while a case runs.
-const SLACK: Duration = Duration::from_secs(500);
+pub(super) const SLACK: Duration = Duration::from_secs(500);
 
 /// What a member takes.
 #[derive(Clone, Debug)]
-struct Taste {
-    most: u32,
-    refused: BTreeSet<u32>,
+pub(super) struct Taste {
+    pub(super) most: u32,
+    pub(super) refused: BTreeSet<u32>,
     /// It follows the specification and knows nothing of incarnations.
-    foreign: bool,
+    pub(super) foreign: bool,
 }
 
 impl Taste {
-    fn plain() -> Self {
+    pub(super) fn plain() -> Self {
         Self {
             most: N,
             refused: BTreeSet::new(),
@@ -53,72 +48,72 @@ impl Taste {
         }
     }
 
-    fn is_narrow(&self) -> bool {
+    pub(super) fn is_narrow(&self) -> bool {
         self.most < N || !self.refused.is_empty()
     }
 }
 
 #[derive(Debug)]
-struct Member {
-    claimant: Claimant,
-    taste: Taste,
-    share: Share,
-    first: bool,
+pub(super) struct Member {
+    pub(super) claimant: Claimant,
+    pub(super) taste: Taste,
+    pub(super) share: Share,
+    pub(super) first: bool,
     /// Until when its own clock says that its claims hold.
-    until: Instant,
-    alive: bool,
-    superseded: bool,
+    pub(super) until: Instant,
+    pub(super) alive: bool,
+    pub(super) superseded: bool,
 }
 
 impl Member {
-    fn value(&self) -> String {
+    pub(super) fn value(&self) -> String {
         self.claimant.as_str().to_owned()
     }
 
-    fn takes(&self) -> String {
+    pub(super) fn takes(&self) -> String {
         format!("takes:{}", self.claimant.instance())
     }
 
     /// What it may handle.
-    fn certain(&self, now: Instant) -> BTreeSet<u32> {
+    pub(super) fn certain(&self, now: Instant) -> BTreeSet<u32> {
         let held = self.share.held().iter().copied();
         held.filter(|_| now < self.until).collect()
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Field {
-    value: String,
+pub(super) struct Field {
+    pub(super) value: String,
     /// When it ends; it was deprived of its end where there is none.
-    end: Option<Instant>,
+    pub(super) end: Option<Instant>,
 }
 
-type Fields = BTreeMap<String, Field>;
+pub(super) type Fields = BTreeMap<String, Field>;
 
 /// What the model says of a renewal.
-struct Expected {
-    held: BTreeSet<u32>,
-    surplus: BTreeSet<u32>,
-    restored: BTreeSet<u32>,
-    presence_gone: bool,
-    claimed: BTreeSet<u32>,
+pub(super) struct Expected {
+    pub(super) held: BTreeSet<u32>,
+    pub(super) surplus: BTreeSet<u32>,
+    pub(super) restored: BTreeSet<u32>,
+    pub(super) presence_gone: bool,
+    pub(super) claimed: BTreeSet<u32>,
 }
 
-struct World {
-    client: Client,
-    by_field: bool,
-    hash: String,
-    set: String,
-    now: Instant,
-    members: Vec<Member>,
+pub(super) struct World {
+    pub(super) client: Client,
+    pub(super) by_field: bool,
+    pub(super) hash: String,
+    pub(super) set: String,
+    pub(super) now: Instant,
+    pub(super) members: Vec<Member>,
     /// Where fields do not end by themselves, what has ended is here until the next renewal.
-    fields: Fields,
+    pub(super) fields: Fields,
     /// Claims that somebody else deleted: two members may take them for theirs for a while.
-    doubtful: BTreeSet<u32>,
+    pub(super) doubtful: BTreeSet<u32>,
 }
 
 /// The renewal of the specification, word for word.
-const FOREIGN: &str = r"
+pub(super) const FOREIGN: &str = r"
 local o, me, ttl, n, presence = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 redis.call('HSET', o, presence, me)
 redis.call('HEXPIRE', o, ttl, 'FIELDS', 1, presence)
@@ -142,7 +137,7 @@ end
 return held";
 
 /// Lets so many ms pass.
-const SKIP: &str = r"
+pub(super) const SKIP: &str = r"
 local ms = tonumber(ARGV[1])
 for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   redis.call('ZINCRBY', KEYS[2], -ms, name)
@@ -158,7 +153,7 @@ for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
 end";
 
 /// All fields: name, value, and how many ms it lasts, or nothing.
-const LOOK: &str = r"
+pub(super) const LOOK: &str = r"
 local t, found = redis.call('TIME'), {}
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
@@ -175,7 +170,7 @@ end
 return found";
 
 impl World {
-    fn new(server: &PrivateServer) -> Self {
+    pub(super) fn new(server: &PrivateServer) -> Self {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let world = WORLDS.fetch_add(1, Relaxed);
         let mut client = server.client().unwrap();
@@ -192,22 +187,22 @@ impl World {
         }
     }
 
-    fn mode(&self) -> &'static str {
+    pub(super) fn mode(&self) -> &'static str {
         if self.by_field { "f" } else { "s" }
     }
 
-    fn run(&mut self, text: &str, args: &[&str]) -> Reply {
+    pub(super) fn run(&mut self, text: &str, args: &[&str]) -> Reply {
         let mut all = vec!["EVAL", text, "2", &self.hash, &self.set];
         all.extend(args);
         self.client.command(&all).unwrap()
     }
 
-    fn script(&mut self, script: &Script, args: &[String]) -> Reply {
+    pub(super) fn script(&mut self, script: &Script, args: &[String]) -> Reply {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         self.run(script.text, &args)
     }
 
-    fn join(&mut self, id: u32, taste: Taste) {
+    pub(super) fn join(&mut self, id: u32, taste: Taste) {
         let (pod, id) = (format!("pod{id}"), InstanceId::derive(&id.to_string()));
         let claimant = if taste.foreign {
             Claimant::read(format!("{id}|{pod}").as_bytes())
@@ -226,7 +221,7 @@ impl World {
     }
 
     /// Lets time pass, for the server too.
-    fn wait(&mut self, pieces: u32) {
+    pub(super) fn wait(&mut self, pieces: u32) {
         let time = PIECE * pieces;
         self.now += time;
         if self.by_field {
@@ -237,13 +232,13 @@ impl World {
         self.compare();
     }
 
-    fn purge(&mut self) {
+    pub(super) fn purge(&mut self) {
         let now = self.now;
         self.fields
             .retain(|_, field| field.end.is_none_or(|end| end > now));
     }
 
-    fn extend(&mut self, name: String, value: &str) {
+    pub(super) fn extend(&mut self, name: String, value: &str) {
         let field = Field {
             value: value.to_owned(),
             end: Some(self.now + RHYTHM.ttl),
@@ -251,21 +246,21 @@ impl World {
         self.fields.insert(name, field);
     }
 
-    fn value(&self, name: &str) -> Option<&str> {
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
         self.fields.get(name).map(|field| field.value.as_str())
     }
 
-    fn owner(&self, p: u32) -> Option<&str> {
+    pub(super) fn owner(&self, p: u32) -> Option<&str> {
         self.value(&p.to_string())
     }
 
-    fn owned_by(&self, value: &str) -> BTreeSet<u32> {
+    pub(super) fn owned_by(&self, value: &str) -> BTreeSet<u32> {
         let all = self.fields.iter().filter(|(_, f)| f.value == value);
         all.filter_map(|(name, _)| name.parse().ok()).collect()
     }
 
     /// One renewal, and everything that may be said about it.
-    fn cycle(&mut self, i: usize) {
+    pub(super) fn cycle(&mut self, i: usize) {
         if self.members[i].taste.foreign {
             return self.foreign_cycle(i);
         }
@@ -338,7 +333,7 @@ impl World {
     }
 
     /// What a renewal that is not refused does to the fields, and what it says.
-    fn expect(
+    pub(super) fn expect(
         &mut self,
         i: usize,
         again: bool,
@@ -387,7 +382,7 @@ impl World {
         }
     }
 
-    fn foreign_cycle(&mut self, i: usize) {
+    pub(super) fn foreign_cycle(&mut self, i: usize) {
         let (me, presence) = (self.members[i].value(), self.members[i].claimant.presence());
         let (seconds, n) = (RHYTHM.ttl.as_secs().to_string(), N.to_string());
         let answer = self.run(FOREIGN, &[&me, &seconds, &n, &presence]);
@@ -404,77 +399,8 @@ impl World {
         self.compare();
     }
 
-    /// The server has what the model has, and for as long.
-    fn compare(&mut self) {
-        let there = self.run(LOOK, &[self.mode()]);
-        let mut server = BTreeMap::new();
-        for field in there.items() {
-            let [name, value, left] = field.items() else {
-                panic!("{field:?}");
-            };
-            let left = left.text().parse::<i64>().ok();
-            server.insert(name.text(), (value.text(), left));
-        }
-        let values = |(name, field): (&String, &Field)| (name.clone(), field.value.clone());
-        let model: BTreeMap<_, _> = self.fields.iter().map(values).collect();
-        let found: BTreeMap<_, _> =
-            (server.iter().map(|(n, f)| (n.clone(), f.0.clone()))).collect();
-        assert_eq!(found, model);
-        for (name, (_, left)) in &server {
-            let end = self.fields[name].end;
-            assert_eq!(left.is_some(), end.is_some(), "whether {name} ends");
-            if let (Some(left), Some(end)) = (left, end) {
-                let ahead = end.saturating_duration_since(self.now).as_millis() as i64;
-                let ago = self.now.saturating_duration_since(end).as_millis() as i64;
-                let off = (left - (ahead - ago)).unsigned_abs();
-                let slack = SLACK.as_millis() as u64;
-                assert!(off < slack, "{name} ends {off} ms too early or too late");
-            }
-        }
-    }
-
-    fn compare_view(&self, view: &View, me: &str) {
-        for p in 0..N {
-            assert_eq!(view.owners.get(&p).map(Claimant::as_str), self.owner(p));
-        }
-        let present = self.fields.iter().filter(|f| f.0.starts_with(PRESENCE));
-        let present: BTreeSet<&str> = present.map(|f| f.1.value.as_str()).collect();
-        let members: BTreeSet<&str> = view.members.iter().map(Claimant::as_str).collect();
-        assert_eq!(members, present);
-        assert_eq!(view.length, self.fields.len() as u64);
-        let takes = format!("takes:{}", Claimant::read(me.as_bytes()).instance());
-        let others = self
-            .fields
-            .iter()
-            .filter(|(name, f)| f.value != me && **name != takes);
-        let end = others.filter_map(|(_, field)| field.end).min();
-        assert_eq!(view.first_end.is_some(), end.is_some());
-        if let (Some(left), Some(end)) = (view.first_end, end) {
-            let expected = end.duration_since(self.now);
-            assert!(left <= expected && left + SLACK >= expected, "{left:?}");
-        }
-    }
-
-    /// Nobody is certain of what another is certain of, unless a third deleted the claim.
-    fn assert_one_holder(&mut self) {
-        let mut settled: BTreeSet<u32> = (0..N).collect();
-        for m in &self.members {
-            for p in m.certain(self.now) {
-                let owner = self.owner(p);
-                if owner != Some(m.claimant.as_str()) {
-                    settled.remove(&p);
-                    assert!(
-                        self.doubtful.contains(&p),
-                        "{p} is {owner:?}'s, thinks not {m:?}"
-                    );
-                }
-            }
-        }
-        self.doubtful.retain(|p| !settled.contains(p));
-    }
-
     /// Gives up what was told to be; all of it, or some.
-    fn release(&mut self, i: usize, some: bool) {
+    pub(super) fn release(&mut self, i: usize, some: bool) {
         let m = &mut self.members[i];
         let leaving = (0..N).filter(|p| m.share.is_leaving(*p));
         let leaving: BTreeSet<u32> = leaving.take(if some { 1 } else { N as usize }).collect();
@@ -488,7 +414,7 @@ impl World {
     }
 
     /// Ends as it should: everything is given up, with what shows that it lives.
-    fn leave(&mut self, i: usize) {
+    pub(super) fn leave(&mut self, i: usize) {
         let m = &mut self.members[i];
         m.alive = false;
         m.share.ended();
@@ -501,7 +427,7 @@ impl World {
         self.give_up(&me, &names);
     }
 
-    fn give_up(&mut self, me: &str, names: &BTreeSet<String>) {
+    pub(super) fn give_up(&mut self, me: &str, names: &BTreeSet<String>) {
         let mut args = vec![me.to_owned()];
         args.extend(names.iter().cloned());
         let gone = self.script(&RELEASE, &args).int();
@@ -513,7 +439,7 @@ impl World {
     }
 
     /// Somebody meddles with the keys.
-    fn meddle(&mut self, how: &Meddling) {
+    pub(super) fn meddle(&mut self, how: &Meddling) {
         let (hash, set) = (self.hash.clone(), self.set.clone());
         let delete = |name: &str| vec!["HDEL".to_owned(), hash.clone(), name.to_owned()];
         let command = match how {
@@ -560,17 +486,17 @@ impl World {
         self.compare();
     }
 
-    fn alive(&self) -> Vec<usize> {
+    pub(super) fn alive(&self) -> Vec<usize> {
         let all = 0..self.members.len();
         all.filter(|i| self.members[*i].alive).collect()
     }
 
-    fn pick(&self, i: usize) -> Option<usize> {
+    pub(super) fn pick(&self, i: usize) -> Option<usize> {
         let alive = self.alive();
         alive.get(i % alive.len().max(1)).copied()
     }
 
-    fn happen(&mut self, event: Event) {
+    pub(super) fn happen(&mut self, event: Event) {
         match event {
             Event::Join(id, mut taste) => {
                 // where fields do not end by themselves, peers cannot take part
@@ -591,150 +517,6 @@ impl World {
             Event::Die(i) => _ = self.pick(i).map(|i| self.members[i].alive = false),
         }
     }
-
-    /// All live on undisturbed, for longer than anything lasts that somebody left behind.
-    fn settle(&mut self) {
-        for _ in 0..25 {
-            for i in self.alive() {
-                self.cycle(i);
-                self.release(i, false);
-            }
-            self.wait(30);
-        }
-    }
-
-    /// Everything that somebody takes is owned, evenly among our own, and stays where it is.
-    fn assert_settled(&mut self) {
-        let live = self.members.iter().filter(|m| m.alive && !m.superseded);
-        let live: Vec<(&Taste, BTreeSet<u32>)> = live
-            .map(|m| (&m.taste, self.owned_by(m.claimant.as_str())))
-            .collect();
-        for p in (0..N).filter(|p| live.iter().all(|(_, owned)| !owned.contains(p))) {
-            assert_eq!(self.owner(p), None, "{p}'s owner is no more");
-            for (taste, owned) in &live {
-                let full = owned.len() >= taste.most as usize;
-                let takes = !taste.foreign && !full && !taste.refused.contains(&p);
-                assert!(!takes, "{p} is nobody's, though one takes it: {live:?}");
-            }
-        }
-        for (taste, owned) in &live {
-            assert!(owned.len() <= taste.most as usize && owned.is_disjoint(&taste.refused));
-        }
-        if live
-            .iter()
-            .all(|(taste, _)| !taste.foreign && !taste.is_narrow())
-        {
-            let counts = live.iter().map(|(_, owned)| owned.len());
-            let spread = counts.clone().max().unwrap() - counts.min().unwrap();
-            assert!(spread <= 1, "{live:?}");
-        }
-        let owners = |w: &Self| {
-            (0..N)
-                .map(|p| w.owner(p).map(str::to_owned))
-                .collect::<Vec<_>>()
-        };
-        let settled = owners(self);
-        for _ in 0..2 {
-            for i in self.alive() {
-                self.cycle(i);
-            }
-            assert_eq!(owners(self), settled, "it stays where it is");
-        }
-    }
-}
-
-/// One who lives, in the model of the plan.
-struct Party<'a> {
-    value: &'a str,
-    most: usize,
-    refuses: BTreeSet<u32>,
-    /// What it is meant to have.
-    has: usize,
-    /// What of it may be meant for another yet.
-    gives: Vec<u32>,
-}
-
-/// Who is meant to have each partition that anybody alive is meant to have.
-fn plan(fields: &Fields, me: &str, beyond: &BTreeSet<u32>) -> BTreeMap<u32, String> {
-    let living = fields.iter().filter(|(name, _)| name.starts_with(PRESENCE));
-    let mut living: Vec<_> = living.collect();
-    living.sort_by_key(|(_, field)| &field.value);
-    let is_ours = |value: &str| !Claimant::read(value.as_bytes()).incarnation().is_empty();
-    let share = (N as usize).div_ceil(living.len());
-    let all_ours = living.iter().all(|(_, field)| is_ours(&field.value));
-    let keeps = if all_ours { 0 } else { share };
-    let party = |(presence, field): (&String, &'_ Field)| {
-        let takes = format!("takes:{}", &presence[PRESENCE.len()..]);
-        let takes = fields.get(&takes).map(|f| f.value.split(' '));
-        let mut takes = takes.into_iter().flatten().flat_map(str::parse::<u32>);
-        let most = takes.next().unwrap_or(N) as usize;
-        (most, takes.collect::<BTreeSet<_>>(), is_ours(&field.value))
-    };
-    let mut parties: Vec<Party<'_>> = Vec::new();
-    for (presence, field) in living {
-        let (most, refuses, ours) = party((presence, field));
-        parties.push(Party {
-            value: &field.value,
-            most: if ours { most } else { keeps },
-            refuses: if ours { refuses } else { BTreeSet::new() },
-            has: 0,
-            gives: Vec::new(),
-        });
-    }
-    let mine = parties.iter().position(|m| m.value == me).unwrap();
-
-    let mut plan: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut give = |parties: &mut Vec<Party<'_>>, p: u32, to: usize| {
-        plan.insert(p, to);
-        parties[to].has += 1;
-        if to != mine || !beyond.contains(&p) {
-            parties[to].gives.push(p);
-        }
-    };
-    let takes = |m: &Party<'_>, p: u32| m.has < m.most && !m.refuses.contains(&p);
-    let poorest = |parties: &Vec<Party<'_>>, p: u32| {
-        let those = (0..parties.len()).filter(|i| takes(&parties[*i], p));
-        those.min_by_key(|i| parties[*i].has)
-    };
-    let (owned, free): (Vec<u32>, _) = (0..N).partition(|p| fields.contains_key(&p.to_string()));
-    for p in owned {
-        let value = &fields[&p.to_string()].value;
-        if let Some(owner) = parties.iter().position(|m| m.value == value) {
-            give(&mut parties, p, owner);
-        }
-    }
-    for p in free {
-        let wanted = beyond.contains(&p) && takes(&parties[mine], p);
-        let to = if wanted {
-            Some(mine)
-        } else {
-            poorest(&parties, p)
-        };
-        if let Some(to) = to {
-            give(&mut parties, p, to);
-        }
-    }
-    // The richest who can gives one, until nobody can.
-    loop {
-        let mut richest: Vec<usize> = (0..parties.len()).collect();
-        richest.sort_by_key(|i| Reverse(parties[*i].has));
-        let gift = richest.into_iter().find_map(|i| {
-            let m = &parties[i];
-            m.gives.iter().enumerate().rev().find_map(|(at, p)| {
-                let to = poorest(&parties, *p)?;
-                let uneven = m.has > keeps && parties[to].has + 2 <= m.has;
-                (m.refuses.contains(p) || m.has > m.most || uneven).then_some((i, at, to))
-            })
-        });
-        let Some((from, at, to)) = gift else {
-            break;
-        };
-        parties[from].has -= 1;
-        let p = parties[from].gives.remove(at);
-        give(&mut parties, p, to);
-    }
-    let value = |(p, i): (u32, usize)| (p, parties[i].value.to_owned());
-    plan.into_iter().map(value).collect()
 }
 
 fn numbers(set: &BTreeSet<u32>) -> String {
@@ -751,7 +533,7 @@ fn value_of(reply: &Reply) -> redis::Value {
 }
 
 #[derive(Clone, Debug)]
-enum Event {
+pub(super) enum Event {
     Join(u32, Taste),
     Cycle(usize),
     Release(usize),
@@ -763,77 +545,11 @@ enum Event {
 
 /// What is deleted.
 #[derive(Clone, Debug)]
-enum Meddling {
+pub(super) enum Meddling {
     Claim(u32),
     Presence(u32),
     /// That a claim ends.
     End(u32),
     Hash,
     Set,
-}
-
-fn tastes() -> impl Strategy<Value = Taste> {
-    let foreign = Taste {
-        foreign: true,
-        ..Taste::plain()
-    };
-    let narrow = (0..=N, btree_set(0..N, 0..6)).prop_map(|(most, refused)| Taste {
-        most,
-        refused,
-        foreign: false,
-    });
-    prop_oneof![6 => Just(Taste::plain()), 2 => narrow, 1 => Just(foreign)]
-}
-
-fn events() -> impl Strategy<Value = Vec<Event>> {
-    let meddling = prop_oneof![
-        4 => (0..N).prop_map(Meddling::Claim),
-        2 => (0..5u32).prop_map(Meddling::Presence),
-        2 => (0..N).prop_map(Meddling::End),
-        1 => Just(Meddling::Hash),
-        1 => Just(Meddling::Set),
-    ];
-    let event = prop_oneof![
-        4 => (0..5u32, tastes()).prop_map(|(id, taste)| Event::Join(id, taste)),
-        16 => (0..8usize).prop_map(Event::Cycle),
-        6 => (0..8usize).prop_map(Event::Release),
-        1 => (0..8usize).prop_map(Event::Leave),
-        1 => (0..8usize).prop_map(Event::Die),
-        6 => (1..60u32).prop_map(Event::Wait),
-        2 => meddling.prop_map(Event::Meddle),
-    ];
-    prop::collection::vec(event, 1..60)
-}
-
-#[test]
-fn the_server_knows_each_script_by_its_hash() {
-    let server = PrivateServer::start().unwrap();
-    for script in [&CYCLE, &RELEASE] {
-        let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
-        assert_eq!(known.text(), script.sha1, "{}", script.text);
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
-
-    #[test]
-    fn members_never_share_a_partition_and_settle_evenly(events in events()) {
-        static SERVER: OnceLock<PrivateServer> = OnceLock::new();
-        let server = SERVER.get_or_init(|| PrivateServer::start().unwrap());
-        let mut world = World::new(server);
-        for event in events {
-            world.happen(event);
-        }
-        // Peers leave a field that has no end as it is.
-        if world
-            .alive()
-            .iter()
-            .all(|i| world.members[*i].taste.foreign)
-        {
-            world.join(9, Taste::plain());
-        }
-        world.settle();
-        world.assert_settled();
-    }
 }

@@ -1,0 +1,292 @@
+//! What is read and written of positions, on a real server.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::{
+    super::fenced::{Fate, MOVE, STORE},
+    *,
+};
+use crate::{
+    net::{Inbox, Target},
+    ownership::Terms,
+    position::Snapshot,
+    testing::PrivateServer,
+    wire::Claimant,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Scene {
+    server: PrivateServer,
+    connection: Connection,
+    store: PositionStore,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let server = PrivateServer::start().unwrap();
+        let target = Target::parse(&server.url()).unwrap();
+        let connection = Connection::dial(&target, "store", None, LONG).unwrap();
+        let store = PositionStore::new(&Keys::default(), "t", "c", InstanceId::derive("me"));
+        Self {
+            server,
+            connection,
+            store,
+        }
+    }
+
+    fn set(&self, fields: &[&str]) {
+        let cmd = [&["HSET", "re:p:{t}:c"], fields].concat();
+        self.server.command(&cmd).unwrap();
+    }
+
+    fn get(&self, field: &str) -> String {
+        let reply = self.server.command(&["HGET", "re:p:{t}:c", field]);
+        reply.unwrap().text()
+    }
+
+    fn settle(&mut self, marker: &str, to: u64) -> bool {
+        let marker = Marker::parse(marker.as_bytes()).unwrap();
+        let to = StreamId::new(to, 0);
+        let connection = &mut self.connection;
+        let fate = self
+            .store
+            .relocate(connection, 0, Some(&marker), to, LONG)
+            .unwrap();
+        fate == Fate::Stored
+    }
+}
+
+/// A lease whose claims the test writes itself, on a server whose hash fields do not expire.
+fn lease(server: &PrivateServer) -> Arc<Lease> {
+    let keys = Keys::default();
+    let me = InstanceId::derive("me");
+    let terms = Terms {
+        topic: "t".into(),
+        consumer: "c".into(),
+        target: Arc::new(Target::parse(&server.url()).unwrap()),
+        client_name: "leases".into(),
+        connect_timeout: LONG,
+        hash: keys.ownership("t", "c"),
+        set: keys.expiries("t", "c"),
+        ttl: LONG,
+        renew: LONG,
+        most: None,
+        modulo: 1,
+        remainder: 0,
+        shutdown_timeout: LONG,
+    };
+    Arc::new(Lease::new(terms, Claimant::new(me, "me")))
+}
+
+fn at(ms: u64) -> Snapshot {
+    Snapshot {
+        id: StreamId::new(ms, 0),
+        ordinal: Some(ms),
+        version: 2,
+    }
+}
+
+#[test]
+fn the_server_knows_each_script_by_its_hash() {
+    let scene = Scene::new();
+    for script in [&STORE, &MOVE] {
+        let known = scene.server.command(&["SCRIPT", "LOAD", script.text]);
+        assert_eq!(known.unwrap().text(), script.sha1, "{}", script.text);
+    }
+}
+
+#[test]
+fn under_a_claim_a_position_is_stored_if_nothing_speaks_against_it() {
+    let mut scene = Scene::new();
+    let lease = lease(&scene.server);
+    scene.store = scene
+        .store
+        .clone()
+        .under(&Claims::Lease(Arc::clone(&lease)));
+    let me = lease.claimant().as_str();
+    let (hash, set) = ("re:o:{t}:c", "re:e:{t}:c");
+    let claim = |p: &str, by: &str| drop(scene.server.command(&["HSET", hash, p, by]).unwrap());
+    for (p, by) in [
+        ("0", me),
+        ("1", "somebody"),
+        ("3", me),
+        ("4", me),
+        ("5", me),
+        ("6", me),
+    ] {
+        claim(p, by);
+    }
+    scene.server.command(&["ZADD", set, "1", "5"]).unwrap(); // over long ago
+    scene.server.command(&["ZADD", set, "1e15", "6"]).unwrap();
+    let most = "18446744073709551615-18446744073709551615|x";
+    scene.set(&[
+        "3",
+        "7-0|x",
+        "__reset:3",
+        "1-0",
+        "4",
+        "20-0|x",
+        "6",
+        "not an id",
+    ]);
+    scene.set(&["0", "9-18446744073709551615|x"]);
+    let positions: Vec<_> = (0..7).map(|p| (p, at(10))).collect();
+    let mut fates = Vec::new();
+    let mut room = (Vec::new(), Inbox::default());
+    let (store, connection) = (&mut scene.store, &mut scene.connection);
+    for _ in 0..2 {
+        fates.clear();
+        store
+            .store(
+                connection,
+                (&mut room.0, &mut room.1),
+                &positions,
+                LONG,
+                |i, f| {
+                    assert_eq!(i, fates.len());
+                    fates.push(f);
+                },
+            )
+            .unwrap();
+        assert_eq!(
+            fates,
+            [
+                Fate::Stored,
+                Fate::Anothers,
+                Fate::Unclaimed,
+                Fate::Reset,
+                Fate::Behind,
+                Fate::Unclaimed,
+                Fate::Stored
+            ]
+        );
+    }
+    assert!(scene.get("0").starts_with("10-0|") && scene.get("6").starts_with("10-0|"));
+    assert_eq!([1, 2, 5].map(|p| scene.get(&p.to_string())), ["", "", ""]);
+    assert_eq!(
+        [3, 4].map(|p| scene.get(&p.to_string())),
+        ["7-0|x", "20-0|x"]
+    );
+    let ordinal = |p| {
+        let field = format!("{p}:ordinal");
+        scene
+            .server
+            .command(&["HGET", "re:p:{t}:c:meta", &field])
+            .unwrap()
+            .text()
+    };
+    assert_eq!([0, 1, 4].map(ordinal), ["10-0 10", "", ""]);
+
+    // ids are more than what Lua can count to
+    scene.set(&["0", most]);
+    let almost = Snapshot {
+        id: StreamId::new(u64::MAX, u64::MAX - 1),
+        ..at(0)
+    };
+    let mut fate = None;
+    let (store, connection) = (&mut scene.store, &mut scene.connection);
+    let (commands, inbox) = (&mut room.0, &mut room.1);
+    store
+        .store(
+            connection,
+            (commands, inbox),
+            &[(0, almost)],
+            LONG,
+            |_, f| fate = Some(f),
+        )
+        .unwrap();
+    assert_eq!(fate, Some(Fate::Behind));
+}
+
+#[test]
+fn only_the_owner_moves_a_position_back() {
+    let mut scene = Scene::new();
+    let lease = lease(&scene.server);
+    scene.store = scene
+        .store
+        .clone()
+        .under(&Claims::Lease(Arc::clone(&lease)));
+    let moves = |scene: &mut Scene, marker: Option<&str>| {
+        let marker = marker.map(|m| Marker::parse(m.as_bytes()).unwrap());
+        let (to, c) = (StreamId::new(1, 0), &mut scene.connection);
+        scene
+            .store
+            .relocate(c, 0, marker.as_ref(), to, LONG)
+            .unwrap()
+    };
+    let claim = |scene: &Scene, by: &str| {
+        let cmd = ["HSET", "re:o:{t}:c", "0", by];
+        scene.server.command(&cmd).unwrap();
+    };
+    scene.set(&["0", "9-0|x"]);
+    assert_eq!(moves(&mut scene, None), Fate::Unclaimed);
+    claim(&scene, "somebody");
+    assert_eq!(moves(&mut scene, Some("1-0")), Fate::Anothers);
+    assert_eq!(scene.get("0"), "9-0|x");
+    claim(&scene, lease.claimant().as_str());
+    scene.set(&["__reset:0", "5-0|a"]);
+    assert_eq!(moves(&mut scene, None), Fate::Reset, "it goes before");
+    assert_eq!(moves(&mut scene, Some("5-0|a")), Fate::Stored);
+    assert!(scene.get("0").starts_with("1-0|") && scene.get("__reset:0").is_empty());
+}
+
+#[test]
+fn a_reset_is_settled_by_its_own_marker_only() {
+    let mut scene = Scene::new();
+    let position = |id: &str| format!("{id}|{}", InstanceId::derive("me"));
+    scene.set(&["0", "9-0", "__reset:0", "5-0|a", "__reset:1", "5-0|a"]);
+    assert!(!scene.settle("5-0|b", 5), "another has come");
+    assert_eq!(scene.get("0"), "9-0");
+    assert!(scene.settle("5-0|a", 5));
+    assert_eq!(
+        (scene.get("0"), scene.get("__reset:0")),
+        (position("5-0"), String::new())
+    );
+    assert_eq!(scene.get("__reset:1"), "5-0|a", "that of a neighbour");
+    assert!(
+        scene.settle("5-0|a", 6),
+        "one that somebody deleted is over too"
+    );
+    assert_eq!(scene.get("0"), position("6-0"));
+}
+
+#[test]
+fn without_the_right_to_scripts_a_reset_is_settled_as_peers_do() {
+    let mut scene = Scene::new();
+    scene.set(&["__reset:0", "5-0|a"]);
+    let no_scripts = ["ACL", "SETUSER", "default", "-@scripting"];
+    scene.server.command(&no_scripts).unwrap();
+    assert!(scene.settle("5-0|a", 5));
+    assert!(scene.get("0").starts_with("5-0|") && scene.get("__reset:0").is_empty());
+}
+
+#[test]
+fn markers_are_found_for_each_partition_and_unreadable_ones_are_none() {
+    let mut scene = Scene::new();
+    scene.set(&["0", "1-0|x", "0:updatedUtc", "now", "__reset:0", "5-0"]);
+    scene.set(&[
+        "__reset:2",
+        "not-an-id",
+        "__reset:notanumber",
+        "6-0",
+        "__reset:3",
+        "7-0|?",
+    ]);
+    let targets = |found: Vec<Option<Marker>>| -> Vec<_> {
+        let target = |m: Option<Marker>| m.map(|m| m.reset.target.ms());
+        found.into_iter().map(target).collect()
+    };
+    let found = scene
+        .store
+        .markers(&mut scene.connection, 0..4, LONG)
+        .unwrap();
+    assert_eq!(targets(found), [Some(5), None, None, Some(7)]);
+
+    let (mut out, mut seen) = (Vec::new(), Vec::new());
+    scene.store.render_marker_poll(&mut out, &[3, 1, 0]);
+    let each = |i, value: &[u8]| seen.push((i, Marker::parse(value).map(|m| m.reset.target.ms())));
+    Inbox::default()
+        .ask_fields(&mut scene.connection, &out, 3, LONG, each)
+        .unwrap();
+    assert_eq!(seen, [(0, Some(7)), (2, Some(5))]);
+}
