@@ -128,7 +128,7 @@
 //! [`Streams::ownership`] tells who owns what, [`Admin::ownership`] does from outside, and health says when
 //! partitions are nobody's. `Instances:MaxPartitions` and `Instances:PartitionModulo` narrow what one
 //! instance takes; `HandOverWhenStalled` gives a partition away whose handler does not come back. With
-//! [`Instances::Static`] each instance is told its number instead, and partitions never move.
+//! [`Instances::Static`] each instance is told its number instead, and keeps the partitions of that number.
 //!
 //! # Publishing
 //!
@@ -176,7 +176,8 @@
 //!
 //! # What it does not do (yet)
 //!
-//! Work queues with retries and dead letters, metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than ignored.
+//! Work queues with retries and dead letters, metrics, TLS and clusters are not in this version. Settings
+//! that would need them are refused rather than ignored.
 
 mod admin;
 mod backoff;

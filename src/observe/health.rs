@@ -137,7 +137,8 @@ impl fmt::Display for Health {
 }
 
 /// Judges a process by its partitions, by how they are divided between instances, and by what is known of
-/// its server: `down` says why it cannot be reached. Partitions that were told to stop do not count. The first rule that applies decides.
+/// its server: `down` says why it cannot be reached. Partitions that were told to stop do not count. The
+/// first rule that applies decides.
 pub fn evaluate(
     partitions: &[PartitionStatus],
     ownership: &[Ownership],

@@ -388,6 +388,63 @@ mod tests {
     }
 
     #[test]
+    fn what_instances_are_told_must_fit_together() {
+        let c = || ConsumerSettings::new("t");
+        let fixed = || c().instances(Instances::Static);
+        let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
+        for (consumer, path, also) in [
+            (c().instances_count(2), "Count", "Mode is Static"),
+            (c().instances_index(0), "Index", "Mode is Static"),
+            (fixed().max_partitions(1), "MaxPartitions", "Mode is Lease"),
+            (
+                fixed().instances_count(2).instances_index(2),
+                "Index",
+                "none of 2",
+            ),
+            (
+                c().partition_modulo(2).partition_remainder(2),
+                "PartitionRemainder",
+                "no partition",
+            ),
+            (
+                c().lease_ttl(ms(500)).lease_renew(ms(500)),
+                "LeaseRenewMs",
+                "every 500ms",
+            ),
+            (c().lease_ttl_seconds(seconds(5)), "LeaseRenewMs", "last 5s"),
+            (
+                c().lease_ttl(seconds(60)).lease_ttl_seconds(seconds(60)),
+                "LeaseTtlMs",
+                "remove one",
+            ),
+        ] {
+            let lines = refused(&Settings::default().with_consumer(consumer));
+            let at = format!("Streams:Consumers[0]:Instances:{path}");
+            assert!(
+                lines[0].starts_with(&at) && lines[0].contains(also),
+                "{lines:#?}"
+            );
+            assert_eq!(lines.len(), 1, "{lines:#?}");
+        }
+        let stuck = c().hand_over_when_stalled(true).stalled(Duration::ZERO);
+        let lines = refused(&Settings::default().with_consumer(stuck));
+        assert!(lines[0].contains("HandOverWhenStalled") && lines[0].contains("StalledSeconds"));
+
+        // a peer's file may renew rarely, which is worth a word
+        let rare = c().lease_ttl(seconds(30)).lease_renew(seconds(20));
+        let told = Settings::default().with_consumer(rare).check().unwrap();
+        assert!(
+            told[0].contains("one renewal that fails ends them"),
+            "{told:?}"
+        );
+        let file = r#"{"Consumers": [{"Topic": "t", "Instances": {"LeaseTtlSeconds": 6, "LeaseRenewSeconds": 2}}]}"#;
+        let mut of_file = Settings::from_json(file).unwrap().consumers.remove(0);
+        assert_eq!((of_file.ttl(), of_file.renew()), (seconds(6), seconds(2)));
+        of_file = of_file.lease_ttl(ms(1500));
+        assert_eq!(of_file.ttl(), ms(1500), "code goes before the file");
+    }
+
+    #[test]
     fn each_contradiction_is_refused_by_the_names_of_its_keys() {
         let c = || ConsumerSettings::new("t");
         let ms = Duration::from_millis;
