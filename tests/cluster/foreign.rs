@@ -123,7 +123,9 @@ impl Foreign {
     #[track_caller]
     fn kill(self, fleet: &Fleet) {
         let log = Recorder::append(&fleet.logs.handled).unwrap();
+        // before and after, for what it handles in between
         log.record(&Event::killed(&self.name)).unwrap();
         self.process.kill();
+        log.record(&Event::killed(&self.name)).unwrap();
     }
 }

@@ -215,29 +215,26 @@ impl Worker {
         assert!(eventually(PATIENCE, ready), "{} starts", self.job.instance);
     }
 
-    /// Kills it with SIGKILL and notes the last moment at which it was surely alive: what it handled
-    /// later can only have been at risk for less time.
+    /// Kills it with SIGKILL. Notes the last moment at which it was surely alive, for what it handled
+    /// before, and the first at which it was not, for what it handled in between.
     #[track_caller]
     pub fn kill(self) {
-        self.mark();
-        self.process.kill();
+        let Self { job, process } = self;
+        mark(&job);
+        process.kill();
+        mark(&job);
     }
 
-    /// Freezes it (SIGSTOP), with the same note, and another when it stands still.
+    /// Freezes it (SIGSTOP), with the same notes.
     pub fn freeze(&self) {
-        self.mark();
+        mark(&self.job);
         self.process.freeze();
-        self.mark();
+        mark(&self.job);
     }
 
     /// Lets it go on.
     pub fn thaw(&self) {
         self.process.thaw();
-    }
-
-    fn mark(&self) {
-        let log = Recorder::append(&self.job.log).unwrap();
-        log.record(&Event::killed(&self.job.instance)).unwrap();
     }
 
     /// What the library has said to it so far.
@@ -270,4 +267,10 @@ impl Worker {
         self.tell("drain");
         self.await_end();
     }
+}
+
+/// Notes that whoever does this job has come to its end about now.
+fn mark(job: &Job) {
+    let log = Recorder::append(&job.log).unwrap();
+    log.record(&Event::killed(&job.instance)).unwrap();
 }
