@@ -23,7 +23,8 @@ use crate::net::script::Script;
 /// three lists of partitions, each as numbers between blanks: what we certainly hold, what we claim and
 /// keep whoever it is meant for, and what we refuse.
 ///
-/// It answers `superseded` and the value of a later process that has our presence; else four texts and
+/// It answers `superseded` and the value of a later process that has our presence, and has done no more than
+/// to give an end to what had none, for that process may be no more; else four texts and
 /// the fields of the hash: what we hold; what of it is meant for another; what was made again, with a `p`
 /// in front when our presence was; in how many ms the first field of another ends (-1: there is none) and
 /// how many fields `HLEN` counts now.
@@ -62,7 +63,12 @@ local function remaining(name)
 end
 
 local live = redis.call('HGET', hash, presence)
-if live and live ~= me and standing ~= 'first' then return {'superseded', live} end
+if live and live ~= me and standing ~= 'first' then
+  for _, name in ipairs(redis.call('HKEYS', hash)) do
+    if remaining(name) < 0 then extend(name) end
+  end
+  return {'superseded', live}
+end
 if by_field then redis.call('DEL', set) end
 if live ~= me then redis.call('HSET', hash, presence, me) end
 extend(presence)
@@ -177,8 +183,8 @@ for p = 0, n - 1 do
   end
 end
 return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), string.format('%.0f %.0f', soonest, redis.call('HLEN', hash)), all}",
-    sha1: "5e952a77b941e9cbb5fae680ef2d8494035e9686",
-    commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
+    sha1: "d54f41bbe348d6c939fbd9fd985bb887b06fe4c2",
+    commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hkeys +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 
 /// Gives up fields of ours, and none that has come to be another's; with our presence goes what we take.

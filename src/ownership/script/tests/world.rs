@@ -302,6 +302,10 @@ impl World {
             let m = &mut self.members[i];
             m.superseded = true;
             m.share.ended();
+            let end = now + RHYTHM.ttl;
+            for field in self.fields.values_mut() {
+                field.end.get_or_insert(end);
+            }
             return self.compare();
         }
         let Renewal::Renewed(view) = renewal else {
