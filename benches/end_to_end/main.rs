@@ -13,12 +13,16 @@
 mod drain;
 mod figures;
 mod floor;
+mod lanes;
+mod large;
 mod latency;
 mod load;
 mod machine;
+mod meter;
 mod options;
 mod paths;
 mod sharing;
+mod upkeep;
 
 use std::{error::Error, io, process::ExitCode};
 
@@ -63,6 +67,19 @@ impl Bench {
         let settings = options.bodies.iter().fold(settings, |s, body| {
             s.with_topic(drain::topic(*body), topic().max_len(100_000_000))
         });
+        let several = options.lanes.iter().map(|n| (lanes::topic(*n), *n));
+        let several = several.chain([(upkeep::TOPIC.to_owned(), upkeep::LANES)]);
+        let settings = several.fold(settings, |s, (name, n)| {
+            s.with_topic(
+                name,
+                TopicSettings::default().partitions(n).max_len(100_000_000),
+            )
+        });
+        let settings = [drain::DOCUMENTS, large::TOPIC]
+            .into_iter()
+            .fold(settings, |s, name| {
+                s.with_topic(name, topic().max_len(100_000_000))
+            });
         let buffer = ProducerSettings::new(paths::TOPIC).max_queue(paths::QUEUE);
         let settings = settings.with_producer(buffer).connection_string(url);
         let streams = Streams::open(settings)?;
@@ -97,6 +114,9 @@ fn run() -> Outcome<()> {
     drain::measure(&bench)?;
     paths::measure(&bench)?;
     sharing::measure(&bench)?;
+    lanes::measure(&bench)?;
+    large::measure(&bench)?;
+    upkeep::measure(&bench)?;
     latency::measure(&bench)
 }
 
