@@ -9,7 +9,8 @@ use crate::{
     Bench, Outcome,
     figures::{Way, compare},
     floor::{Request, stream},
-    meter::{self, Meter},
+    meter::Meter,
+    source,
 };
 
 /// A body of exactly so many bytes.
@@ -278,7 +279,7 @@ impl Lane<'_> {
         handle: impl FnOnce(ConsumerBuilder, Meter) -> ConsumerBuilder<HasHandler>,
     ) -> Outcome<Vec<f64>> {
         let meter = self.meter()?;
-        let builder = meter::reader(self.bench, self.topic).batch_size(self.count);
+        let builder = source::reader(self.bench, self.topic).batch_size(self.count);
         let consumer = handle(builder, meter.clone()).start()?;
         meter.wait()?;
         consumer.stop();
@@ -288,7 +289,7 @@ impl Lane<'_> {
     fn meter(&self) -> Outcome<Meter> {
         let n = self.bench.options.entries_of(self.body.len());
         if !self.filled.replace(true) {
-            meter::fill(self.bench, &stream(self.topic), self.body, n)?;
+            source::fill(self.bench, &stream(self.topic), self.body, n)?;
         }
         Meter::new(self.bench, 1, n)
     }

@@ -8,7 +8,8 @@ use crate::{
     Bench, Outcome, drain,
     figures::{Way, compare},
     floor::{Request, partition},
-    meter::{self, Meter},
+    meter::Meter,
+    source,
 };
 
 const BODY: usize = 100;
@@ -27,7 +28,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         }
         let (topic, share) = (topic(lanes), bench.options.entries / u64::from(lanes));
         for p in 0..lanes {
-            meter::fill(bench, &partition(&topic, p), &drain::body(BODY), share)?;
+            source::fill(bench, &partition(&topic, p), &drain::body(BODY), share)?;
         }
         let columns = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
         let ways = vec![
@@ -73,7 +74,7 @@ fn floor(bench: &Bench, lanes: u32, share: u64) -> Outcome<Vec<f64>> {
 fn messages(bench: &Bench, lanes: u32, share: u64) -> Outcome<Vec<f64>> {
     let meter = Meter::new(bench, lanes, share)?;
     let laps = meter.clone();
-    let consumer = meter::reader(bench, &topic(lanes))
+    let consumer = source::reader(bench, &topic(lanes))
         .batch_size(COUNT)
         .messages(move |p| {
             let mut lap = laps.lap(p);

@@ -6,7 +6,8 @@ use crate::{
     Bench, Outcome, drain,
     figures::{Way, compare},
     floor::{Request, stream},
-    meter::{self, Meter},
+    meter::Meter,
+    source,
 };
 
 pub(crate) const TOPIC: &str = "large";
@@ -19,7 +20,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
     if !bench.options.wants_any_of(&title) {
         return Ok(());
     }
-    meter::fill(bench, &stream(TOPIC), &drain::body(BODY), MESSAGES)?;
+    source::fill(bench, &stream(TOPIC), &drain::body(BODY), MESSAGES)?;
     let columns = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
     let ways = vec![
         Way::floor("bare socket", || floor(bench)),
@@ -49,7 +50,7 @@ fn floor(bench: &Bench) -> Outcome<Vec<f64>> {
 fn batches(bench: &Bench) -> Outcome<Vec<f64>> {
     let meter = Meter::new(bench, 1, MESSAGES)?;
     let laps = meter.clone();
-    let consumer = meter::reader(bench, TOPIC)
+    let consumer = source::reader(bench, TOPIC)
         .batches(move |_| {
             let mut lap = laps.lap(0);
             move |batch: &Batch<'_>| {

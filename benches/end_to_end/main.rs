@@ -22,6 +22,7 @@ mod meter;
 mod options;
 mod paths;
 mod sharing;
+mod source;
 mod upkeep;
 
 use std::{error::Error, io, process::ExitCode};
@@ -52,12 +53,15 @@ impl Bench {
         placement.for_server()?;
         let server = PrivateServer::builder().tcp().start()?;
         placement.for_client()?;
-        machine::describe(&options, &placement, &server)?;
-        let url = if options.unix {
-            server.url()
+        let (url, transport) = if options.unix {
+            (server.url(), "Unix socket")
         } else {
-            server.tcp_url()
+            (server.tcp_url(), "loopback TCP")
         };
+        let (version, engine) = (env!("CARGO_PKG_VERSION"), server.engine()?);
+        println!("streamlane {version} on {engine}, {transport}");
+        println!("{}", machine::conditions(options.rounds, &placement));
+        println!("x: by a floor's figure");
         let topic = || TopicSettings::default().partitions(1);
         let settings = [latency::TOPIC, paths::TOPIC, sharing::TOPIC]
             .into_iter()

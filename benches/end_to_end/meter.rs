@@ -4,56 +4,25 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex};
-use streamlane::{ConsumerBuilder, StartFrom};
 
-use crate::{
-    Bench, Outcome,
-    floor::{command, fields},
-    machine::Mark,
-};
+use crate::{Bench, Outcome, machine::Mark};
 
 /// After this long without an end something is broken.
 const PATIENCE: Duration = Duration::from_mins(5);
-
-/// A consumer of its own, from the beginning of a topic.
-pub(crate) fn reader(bench: &Bench, topic: &str) -> ConsumerBuilder {
-    static NTH: AtomicU32 = AtomicU32::new(0);
-    bench
-        .streams
-        .consumer(topic)
-        .name(format!("reader-{}", NTH.fetch_add(1, Relaxed)))
-        .start_from(StartFrom::Beginning)
-}
-
-/// Puts so many messages into a stream, a thousand at a time.
-pub(crate) fn fill(bench: &Bench, key: &str, body: &[u8], messages: u64) -> Outcome<()> {
-    let piece = (4 * 1024 * 1024 / body.len()).clamp(1, 1000);
-    let head: [&[u8]; 3] = [b"XADD", key.as_bytes(), b"*"];
-    let one = command(&[&head[..], &fields(body)].concat());
-    let mut wire = bench.wire()?;
-    let mut left = messages as usize;
-    while left > 0 {
-        let n = left.min(piece);
-        wire.send(&one.repeat(n))?;
-        wire.ids(n)?;
-        left -= n;
-    }
-    Ok(())
-}
 
 #[derive(Clone)]
 pub(crate) struct Meter(Arc<Shared>);
 
 struct Shared {
     lanes: Vec<CachePadded<AtomicU64>>,
-    bytes: AtomicU64,
+    sum: AtomicU64,
     /// What each lane is to see.
     share: u64,
     running: AtomicUsize,
@@ -74,7 +43,7 @@ impl Meter {
     pub(crate) fn new(bench: &Bench, lanes: u32, share: u64) -> Outcome<Self> {
         Ok(Self(Arc::new(Shared {
             lanes: (0..lanes).map(|_| CachePadded::default()).collect(),
-            bytes: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
             share,
             running: AtomicUsize::new(lanes as usize),
             server_pid: bench.server_pid()?,
@@ -89,7 +58,7 @@ impl Meter {
             of: self.clone(),
             lane: lane as usize,
             seen: 0,
-            bytes: 0,
+            sum: 0,
             next: self.0.share / 10,
         }
     }
@@ -106,10 +75,16 @@ impl Meter {
         Ok(())
     }
 
-    /// Thousands of messages a second, and the client's and the server's CPU nanoseconds a message.
+    /// Thousands of messages a second, and the client's and the server's CPU nanoseconds a message. Their
+    /// bytes were added up.
     pub(crate) fn figures(&self, body: usize) -> Outcome<Vec<f64>> {
         let all = self.0.share * self.0.lanes.len() as u64;
-        if self.0.bytes.load(Relaxed) != all * body as u64 {
+        self.figures_of(all * body as u64)
+    }
+
+    /// The same, when it is known what is added up to what.
+    pub(crate) fn figures_of(&self, sum: u64) -> Outcome<Vec<f64>> {
+        if self.0.sum.load(Relaxed) != sum {
             return Err("not every body was seen once".into());
         }
         let marks = self.0.marks.lock();
@@ -135,7 +110,7 @@ pub(crate) struct Lap {
     of: Meter,
     lane: usize,
     seen: u64,
-    bytes: u64,
+    sum: u64,
     next: u64,
 }
 
@@ -144,10 +119,11 @@ impl Lap {
         self.seen < self.of.0.share
     }
 
+    /// Messages were seen, with so many bytes, or with whatever else is added up of all of them.
     #[inline]
-    pub(crate) fn add(&mut self, messages: usize, bytes: usize) {
+    pub(crate) fn add(&mut self, messages: usize, sum: usize) {
         self.seen += messages as u64;
-        self.bytes += bytes as u64;
+        self.sum = self.sum.wrapping_add(sum as u64);
         self.of.0.lanes[self.lane].store(self.seen, Relaxed);
         if self.seen >= self.next {
             self.mark();
@@ -167,7 +143,7 @@ impl Lap {
             marks.first = Some(self.of.here());
         }
         if self.seen >= shared.share {
-            shared.bytes.fetch_add(self.bytes, Relaxed);
+            shared.sum.fetch_add(self.sum, Relaxed);
             if shared.running.fetch_sub(1, Relaxed) == 1 {
                 marks.last = Some(self.of.here());
                 shared.ended.notify_all();

@@ -8,7 +8,7 @@ use crate::{
     Bench, KEY, Outcome, TYPE, drain,
     figures::{Way, compare},
     machine::Mark,
-    meter,
+    source,
 };
 
 pub(crate) const LANES: u32 = 64;
@@ -36,7 +36,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
 
 /// Keeps every partition moving for a while, and asks the server what the storing cost it.
 fn flushes(bench: &Bench) -> Outcome<Vec<f64>> {
-    let consumer = meter::reader(bench, TOPIC)
+    let consumer = source::reader(bench, TOPIC)
         .persist_interval(INTERVAL)
         .messages(|_| |_: &Message<'_>| Ok(()))
         .start()?;
@@ -112,7 +112,7 @@ fn stores(server: &PrivateServer) -> Outcome<Vec<(f64, f64)>> {
 /// A consumer of empty partitions: what it uses once it has come up.
 fn idle(bench: &Bench) -> Outcome<Vec<f64>> {
     let before = resident()?;
-    let consumer = meter::reader(bench, TOPIC)
+    let consumer = source::reader(bench, TOPIC)
         .messages(|_| |_: &Message<'_>| Ok(()))
         .start()?;
     thread::sleep(bench.options.window);
