@@ -2,7 +2,10 @@
 
 use std::{fs, thread, time::Duration};
 
-use streamlane::{Message, Outgoing, testing::PrivateServer};
+use streamlane::{
+    Message, Outgoing,
+    testing::{PrivateServer, Reply},
+};
 
 use crate::{
     Bench, KEY, Outcome, TYPE, drain,
@@ -46,8 +49,8 @@ fn flushes(bench: &Bench) -> Outcome<Vec<f64>> {
         .map(|p| Outgoing::new(TYPE, &body).key(KEY).partition(p))
         .collect();
     let publish = || -> Outcome<()> {
-        let ids = publisher.publish_batch(&each).into_iter();
-        Ok(ids.map(|id| id.map(drop)).collect::<Result<(), _>>()?)
+        let ids = publisher.publish_batch(&each);
+        Ok(ids.into_iter().try_for_each(|id| id.map(drop))?)
     };
     publish()?;
     thread::sleep(2 * INTERVAL);
@@ -89,7 +92,7 @@ fn stores(server: &PrivateServer) -> Outcome<Vec<(f64, f64)>> {
         let [_, _, took, words, ..] = entry.items() else {
             return None;
         };
-        let words: Vec<_> = words.items().iter().map(|w| w.text()).collect();
+        let words: Vec<_> = words.items().iter().map(Reply::text).collect();
         let stores = words[0].eq_ignore_ascii_case("EVALSHA")
             && words.iter().any(|w| w.starts_with("re:p:"));
         // of a long command the log keeps 31 words, and says how many more there were

@@ -40,7 +40,7 @@ fn answer(mut connection: UnixStream, upstream: &str) -> Outcome<()> {
                 b"XREAD" => batch(&words, &mut out)?,
                 b"XADD" => {
                     appended += 1;
-                    write!(out, "$15\r\n17000000-{appended:06}\r\n")?;
+                    write!(out, "$20\r\n1700000000000-{appended:06}\r\n")?;
                 }
                 _ => match upstream.command(&words) {
                     Ok(reply) => out.extend(reply.to_bytes()),

@@ -1,6 +1,6 @@
 //! What each path is expected to cost: `expected.txt`, which is committed.
 
-use std::{collections::BTreeMap, fmt, fs, path::PathBuf};
+use std::{collections::BTreeMap, fmt, fmt::Write as _, fs, path::PathBuf};
 
 use crate::Outcome;
 
@@ -84,7 +84,8 @@ impl Expected {
     pub(crate) fn save(&self) -> Outcome<()> {
         let mut text = String::from(HEAD);
         for ((machine, path), count) in &self.counts {
-            text += &format!("{machine} {path} {count}\n");
+            // never fails: it is a String
+            let _ = writeln!(text, "{machine} {path} {count}");
         }
         Ok(fs::write(file(), text)?)
     }

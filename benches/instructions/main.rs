@@ -23,9 +23,8 @@ use std::{
     env,
     error::Error,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
-    thread,
     time::Duration,
 };
 
@@ -59,7 +58,9 @@ fn main() -> ExitCode {
             Ok(true)
         }
         ["--list", ..] => {
-            PATHS.iter().for_each(|p| println!("{}: benchmark", p.name));
+            for path in &PATHS {
+                println!("{}: benchmark", path.name);
+            }
             Ok(true)
         }
         ["repeat", socket, upstream] => canned::serve(socket, upstream).map(|()| true),
@@ -117,7 +118,7 @@ fn count(args: &[&str]) -> Outcome<bool> {
 struct Canned {
     process: Child,
     url: String,
-    directory: std::path::PathBuf,
+    directory: PathBuf,
 }
 
 impl Canned {
@@ -163,7 +164,6 @@ impl Drop for Canned {
         // it ends with this program in any case
         let _ = self.process.kill();
         let _ = self.process.wait();
-        thread::yield_now();
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) const KEY: &[u8] = b"order-123456";
 /// 100 bytes that nobody looks at.
 const PLAIN: &[u8] = &[b'x'; 100];
 /// A document of 184 bytes.
-const JSON: &[u8] = br#"{"id":1234567,"customer":"a customer of some renown","symbol":"EURUSD","side":"buy","price":1.08425,"quantity":250000,"venue":"somewhere","comment":"at the best that can be had","ok":true}"#;
+const JSON: &[u8; 184] = br#"{"id":1234567,"customer":"a customer of renown","symbol":"EURUSD","side":"buy","price":1.08425,"quantity":250000,"venue":"somewhere","comment":"at the best price there is","firm":true}"#;
 
 #[derive(Deserialize)]
 struct Order<'a> {
@@ -28,7 +28,7 @@ struct Order<'a> {
     quantity: u64,
     venue: &'a str,
     comment: &'a str,
-    ok: bool,
+    firm: bool,
 }
 
 impl Schema for Order<'static> {
@@ -195,7 +195,7 @@ fn json(streams: &Streams, n: u64) -> Outcome<()> {
             typed::<Order<'_>>(move |o, m| {
                 let texts = [o.customer, o.symbol, o.side, o.venue, o.comment];
                 let bytes = texts.iter().map(|t| t.len()).sum::<usize>();
-                let right = o.ok && o.id == 1_234_567 && o.quantity == 250_000 && o.price > 1.0;
+                let right = o.firm && o.id == 1_234_567 && o.quantity == 250_000 && o.price > 1.0;
                 tally.add(1, if right { bytes } else { 0 }, || m.is_cancelled());
                 Ok(())
             })
