@@ -134,14 +134,15 @@ impl Running {
         // Where positions are stored the lane looks for itself.
         let start = start.unwrap_or_default();
         writer.begin(start.id, start.ordinal);
-        let running = Arc::clone(self);
+        let (running, ours) = (Arc::clone(self), Arc::clone(&lane));
         let name = format!("lane{partition}-{}", self.topic);
-        self.spawn(name, move || {
+        let started = self.spawn(name, move || {
             let end = consume::Lane::run(&outfit.plan, &lane.seat, writer);
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
             running.let_go(&lane);
-        })
+        });
+        started.inspect_err(|_| self.lanes.withdraw(&ours))
     }
 
     /// Takes up the partitions that were added to the topic, if any were since it was last asked: they
@@ -176,9 +177,6 @@ impl Running {
     /// What a lane does last.
     fn lane_ended(&self, lane: &Arc<Lane>, end: LaneEnd, outfit: &Outfit) {
         let seat = &lane.seat;
-        if seat.interrupt.bits() & LOST != 0 {
-            self.forget(seat.partition);
-        }
         match end {
             LaneEnd::Stopped => {
                 let why = lane.stood_down().unwrap_or_default();
@@ -204,7 +202,7 @@ impl Running {
         }
     }
 
-    /// What is not stored of a partition is another's to say by now.
+    /// What is not stored of a partition is another's to say by now, also while a handler has not returned.
     fn forget(&self, partition: u32) {
         let position = self.table.load(partition);
         self.table.stored(partition, position.version);
@@ -222,8 +220,9 @@ impl Running {
         } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
             let until = clock::now() + self.shutdown_timeout;
             let stored = self.is_stored(p, until);
-            // When the consumer ends, the last flush is yet to come; then everything is released.
-            if stored || clock::now() >= until {
+            // When the consumer ends, the last flush is yet to come; then everything is released. And where
+            // the claim ended meanwhile and was made again, the next lane has its own say.
+            if (stored || clock::now() >= until) && self.lanes.get(p).is_none() {
                 // What could not be stored in time is handled again by whoever comes next.
                 self.forget(p);
                 desk.left(p);
@@ -441,14 +440,13 @@ impl ownership::Lanes for Arc<Running> {
     fn cut(&self, partition: u32) {
         self.awaited.lock().remove(&partition);
         self.lanes.dismiss(partition, STOP | LOST);
+        self.forget(partition);
     }
 
     fn stand_down(&self, partition: u32, why: String) {
         self.awaited.lock().remove(&partition);
         self.lanes.stand_down(partition, why);
-        // Nothing of ours is stored any more, also while its handler has not returned.
-        let position = self.table.load(partition);
-        self.table.stored(partition, position.version);
+        self.forget(partition);
     }
 
     fn stalled(&self) -> BTreeSet<u32> {
