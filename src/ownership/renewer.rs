@@ -5,7 +5,7 @@
 //! given up meanwhile would still be ours.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -51,6 +51,8 @@ pub(super) struct Renewer<'a> {
     /// No renewal has succeeded yet.
     first: bool,
     superseded: bool,
+    /// Partitions whose lane could not be started, and when: they are refused for an interval.
+    unable: BTreeMap<u32, Instant>,
     /// How many fields the hash had when it was last looked at.
     length: Option<u64>,
     looked: Instant,
@@ -71,6 +73,7 @@ impl<'a> Renewer<'a> {
             connection: None,
             first: true,
             superseded: false,
+            unable: BTreeMap::new(),
             length: None,
             looked: clock::now(),
             closing: None,
@@ -184,6 +187,7 @@ impl<'a> Renewer<'a> {
             if self.closing.is_none() && !lanes.take(p) {
                 self.share.leave(p);
                 lease.desk.left(p);
+                self.unable.insert(p, clock::now());
             }
         }
         let changed = self.draw(view);
@@ -307,7 +311,8 @@ impl<'a> Renewer<'a> {
         if length.as_ref().is_err_and(|e| !e.keeps_connection()) {
             self.connection = None;
         }
-        length.ok() != self.length
+        let length = length.ok();
+        std::mem::replace(&mut self.length, length) != length
     }
 
     /// Gives the partitions of stalled lanes to whoever can handle them.
@@ -380,6 +385,7 @@ impl<'a> Renewer<'a> {
         let stuck = held.intersection(&running).copied().collect();
         let done = self.connect().and_then(|()| self.give_up(&free, true));
         lease.fence.end();
+        self.share.ended();
         lease.standing(Standing::Joining);
         over();
         match done {
@@ -446,10 +452,13 @@ impl<'a> Renewer<'a> {
         let (terms, me) = (&lease.terms, &lease.claimant);
         let (now, rhythm, n) = (clock::now(), self.rhythm(), lanes.partitions());
         let holds = lease.fence.holds_for_certain();
-        let occupied = lanes.occupied();
-        let refused =
-            (0..n).filter(|p| p % terms.modulo != terms.remainder || occupied.contains(p));
-        let refused: BTreeSet<u32> = refused.collect();
+        self.unable
+            .retain(|_, then| now.duration_since(*then) < terms.renew);
+        let mut refused: BTreeSet<u32> = (0..n)
+            .filter(|p| p % terms.modulo != terms.remainder)
+            .collect();
+        refused.extend(lanes.occupied());
+        refused.extend(self.unable.keys());
         let may_claim = self.closing.is_none() && self.share.may_claim(now, rhythm);
         let held = if holds {
             self.share.held().clone()
@@ -540,7 +549,8 @@ pub(super) fn read(answer: Value) -> Option<Renewal> {
     };
     let times = text(&parts.next()?)?;
     let (first_end, length) = times.split_once(' ')?;
-    let first_end: i64 = first_end.parse().ok()?;
+    // beyond all numbers, where somebody set it so
+    let first_end: f64 = first_end.parse().ok()?;
     let Value::Array(fields) = parts.next()? else {
         return None;
     };
@@ -549,7 +559,7 @@ pub(super) fn read(answer: Value) -> Option<Renewal> {
         surplus: numbers(&surplus)?,
         restored: numbers(restored)?,
         presence_gone,
-        first_end: u64::try_from(first_end).ok().map(Duration::from_millis),
+        first_end: (first_end >= 0.0).then(|| Duration::from_millis(first_end as u64)),
         length: length.parse().ok()?,
         ..View::default()
     };
@@ -577,3 +587,6 @@ fn numbers(text: &str) -> Option<BTreeSet<u32>> {
         .map(|n| n.parse().ok())
         .collect()
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,162 @@
+//! The thread against a real server, with lanes that are none.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use super::*;
+use crate::{
+    net::Target,
+    ownership::Terms,
+    testing::{PrivateServer, eventually},
+    wire::{InstanceId, Keys},
+};
+
+const N: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Lanes that do as they are told, but for one of partition 2.
+#[derive(Default)]
+struct Obedient {
+    /// How often the lane of partition 2 could not be started; where it can, nothing.
+    fails: Option<AtomicU32>,
+}
+
+impl Lanes for Obedient {
+    fn partitions(&self) -> u32 {
+        N
+    }
+
+    fn take(&self, partition: u32) -> bool {
+        match &self.fails {
+            Some(fails) if partition == 2 => {
+                fails.fetch_add(1, Relaxed);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    fn give_up(&self, _: u32) -> bool {
+        false
+    }
+
+    fn cut(&self, _: u32) {}
+
+    fn stalled(&self) -> BTreeSet<u32> {
+        BTreeSet::new()
+    }
+
+    fn running(&self) -> BTreeSet<u32> {
+        BTreeSet::new()
+    }
+
+    fn occupied(&self) -> BTreeSet<u32> {
+        BTreeSet::new()
+    }
+
+    fn stand_down(&self, _: u32, _: String) {}
+
+    fn all_done(&self) -> bool {
+        true
+    }
+}
+
+fn lease(server: &PrivateServer, pod: &str, ttl: Duration, renew: Duration) -> Lease {
+    let keys = Keys::default();
+    let terms = Terms {
+        topic: "t".into(),
+        consumer: "c".into(),
+        target: Arc::new(Target::parse(&server.url()).unwrap()),
+        client_name: "leases".into(),
+        connect_timeout: PATIENCE,
+        hash: keys.ownership("t", "c"),
+        set: keys.expiries("t", "c"),
+        ttl,
+        renew,
+        most: None,
+        modulo: 1,
+        remainder: 0,
+        shutdown_timeout: PATIENCE,
+    };
+    Lease::new(terms, Claimant::new(InstanceId::derive(pod), pod))
+}
+
+/// Ends the threads of a test, also of one that fails.
+struct Closing<'a>(&'a [Lease]);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|lease| lease.desk.close());
+    }
+}
+
+fn owned(lease: &Lease) -> Vec<u32> {
+    lease.desk.ownership().owned
+}
+
+#[test]
+fn a_lane_that_cannot_be_started_is_left_to_others_and_tried_again_only_now_and_then() {
+    let server = PrivateServer::start().unwrap();
+    let lease = |pod| lease(&server, pod, Duration::from_secs(6), Duration::from_secs(2));
+    let leases = [lease("a"), lease("b")];
+    let lame = Obedient {
+        fails: Some(AtomicU32::new(0)),
+    };
+    let sound = Obedient::default();
+    thread::scope(|s| {
+        let _closing = Closing(&leases);
+        let [a, b] = &leases;
+        s.spawn(|| a.run(&lame, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(a) == [0, 1, 3]));
+        thread::sleep(Duration::from_secs(3));
+        let fails = lame.fails.as_ref().unwrap().load(Relaxed);
+        assert!((1..=3).contains(&fails), "{fails} times in 3 s");
+        s.spawn(|| b.run(&sound, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(b).contains(&2)));
+    });
+}
+
+#[test]
+fn who_was_superseded_looks_now_and_then_and_is_not_alarmed_each_time() {
+    let server = PrivateServer::start().unwrap();
+    let lease = || {
+        lease(
+            &server,
+            "a",
+            Duration::from_secs(30),
+            Duration::from_secs(10),
+        )
+    };
+    let leases = [lease(), lease()];
+    let lanes = Obedient::default();
+    let calls = || {
+        let all = server.command(&["INFO", "commandstats"]).unwrap().text();
+        let calls = all.split("cmdstat_evalsha:calls=").nth(1).unwrap();
+        calls.split(',').next().unwrap().parse::<u32>().unwrap()
+    };
+    thread::scope(|s| {
+        let _closing = Closing(&leases);
+        let [older, newer] = &leases;
+        s.spawn(|| older.run(&lanes, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(older).len() == 4));
+        s.spawn(|| newer.run(&lanes, |_| {}, || {}));
+        let stands = |lease: &Lease| lease.desk.ownership().standing;
+        assert!(eventually(PATIENCE, || stands(newer) == Standing::Holding));
+        older.desk.look_again();
+        assert!(eventually(PATIENCE, || stands(older) == Standing::Superseded));
+        let odd = ["HSET", "re:o:{t}:c", "odd", "x"];
+        server.command(&odd).unwrap();
+        thread::sleep(Duration::from_secs(1));
+        let before = calls();
+        thread::sleep(Duration::from_secs(4));
+        assert!(calls() - before <= 2, "{} calls in 4 s", calls() - before);
+    });
+}
