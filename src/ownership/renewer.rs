@@ -20,13 +20,14 @@ use crate::{
         script::{Form, Script, by_hash_first},
     },
     quiet::{HeldBack, Quiet},
-    wire::{Claimant, PRESENCE},
+    wire::Claimant,
 };
 
 use super::{
     desk::{CLOSE, HEAR, LOOK, Lanes},
     lease::Lease,
     map::{Member, Ranges, Standing},
+    renewal::{Renewal, read},
     script::{CYCLE, RELEASE},
     share::{Rhythm, Share, View},
 };
@@ -34,12 +35,20 @@ use super::{
 /// No call waits for less.
 const LEAST_WAIT: Duration = Duration::from_millis(10);
 
-/// What a renewal came to.
-#[derive(Debug)]
-pub(super) enum Renewal {
-    Renewed(View),
-    /// A later process has taken our place.
-    Superseded(Claimant),
+/// The server's clock, as it was told last.
+#[derive(Clone, Copy, Default)]
+struct ServerClock {
+    ms: u64,
+    /// When it was asked for, by our own.
+    asked_ms: u64,
+}
+
+impl ServerClock {
+    /// What it says so long from now; rather more than less, for it was looked at after it was asked for.
+    fn after(self, time: Duration) -> u64 {
+        let since = clock::boot_ms().saturating_sub(self.asked_ms);
+        self.ms + since + clock::ceil_ms(time)
+    }
 }
 
 /// What the thread knows.
@@ -48,6 +57,7 @@ pub(super) struct Renewer<'a> {
     lanes: &'a dyn Lanes,
     share: Share,
     connection: Option<Connection>,
+    server: ServerClock,
     /// No renewal has succeeded yet.
     first: bool,
     superseded: bool,
@@ -71,6 +81,7 @@ impl<'a> Renewer<'a> {
             lanes,
             share: Share::default(),
             connection: None,
+            server: ServerClock::default(),
             first: true,
             superseded: false,
             unable: BTreeMap::new(),
@@ -441,7 +452,14 @@ impl<'a> Renewer<'a> {
             return Ok(());
         }
         let Lease { terms, desk, .. } = self.lease;
-        let (connection, by_field) = terms.dial(&desk.interrupt, self.timeout())?;
+        let timeout = self.timeout();
+        let (mut connection, by_field) = terms.dial(&desk.interrupt, timeout)?;
+        let asked_ms = clock::boot_ms();
+        let ms = terms.time(&mut connection, timeout).map_err(|e| {
+            let e = e.during("renew claims");
+            CYCLE.saying_what_to_grant(e, &[&terms.hash, &terms.set])
+        })?;
+        self.server = ServerClock { ms, asked_ms };
         self.lease.by_field.store(by_field, Relaxed);
         self.connection = Some(connection);
         Ok(())
@@ -484,18 +502,21 @@ impl<'a> Renewer<'a> {
             blanks(&self.share.beyond(now, rhythm)),
             blanks(&refused),
         ];
-        let sent = Sent::now();
+        let (sent, asked_ms) = (Sent::now(), clock::boot_ms());
         let answer = self.call(&CYCLE, &args, "renew claims")?;
         let renewal = read(answer).ok_or_else(|| {
             let what = "the answer is none of the script's";
             self.about(Error::new(ErrorKind::Protocol, "renew claims", what))
         })?;
+        if let Renewal::Renewed(View { now_ms: ms, .. }) = renewal {
+            self.server = ServerClock { ms, asked_ms };
+        }
         Ok((sent, renewal))
     }
 
-    /// Runs a script on the keys of the claims.
+    /// Runs a script on the keys of the claims. It does nothing once nobody waits for the answer any more.
     fn call(&mut self, script: &Script, args: &[String], operation: &'static str) -> Result<Value> {
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
+        let (terms, timeout, server) = (&self.lease.terms, self.timeout(), self.server);
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, operation, "not connected"));
         };
@@ -506,10 +527,16 @@ impl<'a> Renewer<'a> {
                 .arg(2)
                 .arg(&terms.hash)
                 .arg(&terms.set)
-                .arg(args);
+                .arg(args)
+                .arg(server.after(timeout));
             connection.call(&cmd, timeout)
         });
         answer.map_err(|e| {
+            if e.server_code() == Some("LATE") {
+                // or the clocks have gone apart: of a new connection it is asked for anew
+                let what = "the server had it when nobody waited for its answer any more";
+                return self.about(Error::new(ErrorKind::Timeout, operation, what));
+            }
             let e = script.saying_what_to_grant(e, &[&terms.hash, &terms.set]);
             self.about(e.during(operation))
         })
@@ -528,64 +555,6 @@ fn ranges(partitions: &BTreeSet<u32>) -> String {
 fn blanks(partitions: &BTreeSet<u32>) -> String {
     let partitions: Vec<String> = partitions.iter().map(u32::to_string).collect();
     partitions.join(" ")
-}
-
-/// Reads what [`CYCLE`] answers.
-pub(super) fn read(answer: Value) -> Option<Renewal> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let mut parts = parts.into_iter();
-    let held = text(&parts.next()?)?;
-    if held == "superseded" {
-        let by = text(&parts.next()?)?;
-        return Some(Renewal::Superseded(Claimant::read(by.as_bytes())));
-    }
-    let surplus = text(&parts.next()?)?;
-    let restored = text(&parts.next()?)?;
-    let (presence_gone, restored) = match restored.strip_prefix('p') {
-        Some(rest) => (true, rest),
-        None => (false, &*restored),
-    };
-    let times = text(&parts.next()?)?;
-    let (first_end, length) = times.split_once(' ')?;
-    // beyond all numbers, where somebody set it so
-    let first_end: f64 = first_end.parse().ok()?;
-    let Value::Array(fields) = parts.next()? else {
-        return None;
-    };
-    let mut view = View {
-        held: numbers(&held)?,
-        surplus: numbers(&surplus)?,
-        restored: numbers(restored)?,
-        presence_gone,
-        first_end: (first_end >= 0.0).then(|| Duration::from_millis(first_end as u64)),
-        length: length.parse().ok()?,
-        ..View::default()
-    };
-    for pair in fields.chunks_exact(2) {
-        let (field, claimant) = (text(&pair[0])?, Claimant::read(text(&pair[1])?.as_bytes()));
-        if field.starts_with(PRESENCE) {
-            view.members.insert(claimant);
-        } else if let Ok(p) = field.parse() {
-            view.owners.insert(p, claimant);
-        }
-    }
-    Some(Renewal::Renewed(view))
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    }
-}
-
-fn numbers(text: &str) -> Option<BTreeSet<u32>> {
-    text.split_ascii_whitespace()
-        .map(|n| n.parse().ok())
-        .collect()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,5 +1,5 @@
 //! The thread against a real server, with lanes that are none.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     net::Target,
     ownership::Terms,
-    testing::{PrivateServer, eventually},
+    testing::{Fault, PrivateServer, Relay, Way, eventually},
     wire::{InstanceId, Keys},
 };
 
@@ -69,12 +69,12 @@ impl Lanes for Obedient {
     }
 }
 
-fn lease(server: &PrivateServer, pod: &str, ttl: Duration, renew: Duration) -> Lease {
+fn lease(url: &str, pod: &str, ttl: Duration, renew: Duration) -> Lease {
     let keys = Keys::default();
     let terms = Terms {
         topic: "t".into(),
         consumer: "c".into(),
-        target: Arc::new(Target::parse(&server.url()).unwrap()),
+        target: Arc::new(Target::parse(url).unwrap()),
         client_name: "leases".into(),
         connect_timeout: PATIENCE,
         hash: keys.ownership("t", "c"),
@@ -98,6 +98,20 @@ impl Drop for Closing<'_> {
     }
 }
 
+/// How often a command was called.
+fn called(server: &PrivateServer, command: &str) -> u32 {
+    let all = server.command(&["INFO", "commandstats"]).unwrap().text();
+    let calls = all.split(&format!("cmdstat_{command}:calls=")).nth(1);
+    calls.map_or(0, |rest| {
+        let n = rest.split(',').next().unwrap();
+        n.parse().unwrap()
+    })
+}
+
+fn standing(lease: &Lease) -> Standing {
+    lease.desk.ownership().standing
+}
+
 fn owned(lease: &Lease) -> Vec<u32> {
     lease.desk.ownership().owned
 }
@@ -105,7 +119,14 @@ fn owned(lease: &Lease) -> Vec<u32> {
 #[test]
 fn a_lane_that_cannot_be_started_is_left_to_others_and_tried_again_only_now_and_then() {
     let server = PrivateServer::start().unwrap();
-    let lease = |pod| lease(&server, pod, Duration::from_secs(6), Duration::from_secs(2));
+    let lease = |pod| {
+        lease(
+            &server.url(),
+            pod,
+            Duration::from_secs(6),
+            Duration::from_secs(2),
+        )
+    };
     let leases = [lease("a"), lease("b")];
     let lame = Obedient {
         fails: Some(AtomicU32::new(0)),
@@ -129,7 +150,7 @@ fn who_was_superseded_looks_now_and_then_and_is_not_alarmed_each_time() {
     let server = PrivateServer::start().unwrap();
     let lease = || {
         lease(
-            &server,
+            &server.url(),
             "a",
             Duration::from_secs(30),
             Duration::from_secs(10),
@@ -137,26 +158,53 @@ fn who_was_superseded_looks_now_and_then_and_is_not_alarmed_each_time() {
     };
     let leases = [lease(), lease()];
     let lanes = Obedient::default();
-    let calls = || {
-        let all = server.command(&["INFO", "commandstats"]).unwrap().text();
-        let calls = all.split("cmdstat_evalsha:calls=").nth(1).unwrap();
-        calls.split(',').next().unwrap().parse::<u32>().unwrap()
-    };
     thread::scope(|s| {
         let _closing = Closing(&leases);
         let [older, newer] = &leases;
         s.spawn(|| older.run(&lanes, |_| {}, || {}));
         assert!(eventually(PATIENCE, || owned(older).len() == 4));
         s.spawn(|| newer.run(&lanes, |_| {}, || {}));
-        let stands = |lease: &Lease| lease.desk.ownership().standing;
-        assert!(eventually(PATIENCE, || stands(newer) == Standing::Holding));
+        assert!(eventually(PATIENCE, || standing(newer) == Standing::Holding));
         older.desk.look_again();
-        assert!(eventually(PATIENCE, || stands(older) == Standing::Superseded));
+        assert!(eventually(PATIENCE, || standing(older) == Standing::Superseded));
         let odd = ["HSET", "re:o:{t}:c", "odd", "x"];
         server.command(&odd).unwrap();
         thread::sleep(Duration::from_secs(1));
-        let before = calls();
+        let before = called(&server, "evalsha");
         thread::sleep(Duration::from_secs(4));
-        assert!(calls() - before <= 2, "{} calls in 4 s", calls() - before);
+        let asked = called(&server, "evalsha") - before;
+        assert!(asked <= 2, "{asked} calls in 4 s");
     });
+}
+
+/// Nobody is there any more whom it could be about.
+#[test]
+fn a_renewal_that_comes_late_revives_nobody() {
+    let server = PrivateServer::start().unwrap();
+    let relay = Relay::to(&server).unwrap();
+    let (ttl, renew) = (Duration::from_secs(3), Duration::from_secs(1));
+    let leases = [lease(&relay.url(), "a", ttl, renew)];
+    let lanes = Obedient::default();
+    thread::scope(|s| {
+        let _closing = Closing(&leases);
+        let [a] = &leases;
+        s.spawn(|| a.run(&lanes, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(a).len() == 4));
+        // the next look is some time away
+        let looks = called(&server, "hlen");
+        assert!(eventually(PATIENCE, || called(&server, "hlen") > looks));
+        relay.fault(Way::Requests, Fault::BlackHole);
+        a.desk.look_again();
+        assert!(eventually(PATIENCE, || standing(a) == Standing::Lapsed));
+        a.desk.abandon();
+    });
+    // its time is over at the server, too
+    let keys = ["DEL", "re:o:{t}:c", "re:e:{t}:c"];
+    server.command(&keys).unwrap();
+    let before = called(&server, "evalsha");
+    relay.heal();
+    let arrives = || called(&server, "evalsha") > before;
+    assert!(eventually(PATIENCE, arrives), "what was sent");
+    let there = server.command(&["EXISTS", "re:o:{t}:c"]).unwrap();
+    assert_eq!(there.text(), "0");
 }
