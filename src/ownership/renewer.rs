@@ -330,7 +330,9 @@ impl<'a> Renewer<'a> {
     fn hand_over(&mut self) {
         let others = self.lease.desk.map.lock().seen.members.len() > 1;
         let stalled = self.lanes.stalled();
-        let ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
+        let mut ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
+        let left = self.lease.desk.left.lock().clone();
+        ours.retain(|p| !left.contains(p)); // else it was given up before
         if !others || ours.is_empty() || self.closing.is_some() {
             return;
         }

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     thread,
     time::Duration,
@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Obedient {
     /// How often the lane of partition 2 could not be started; where it can, nothing.
     fails: Option<AtomicU32>,
+    /// Whether the handler of partition 1 does not come back.
+    stalls: AtomicBool,
+    cuts: AtomicU32,
 }
 
 impl Lanes for Obedient {
@@ -48,10 +51,12 @@ impl Lanes for Obedient {
         false
     }
 
-    fn cut(&self, _: u32) {}
+    fn cut(&self, _: u32) {
+        self.cuts.fetch_add(1, Relaxed);
+    }
 
     fn stalled(&self) -> BTreeSet<u32> {
-        BTreeSet::new()
+        (1..2).filter(|_| self.stalls.load(Relaxed)).collect()
     }
 
     fn running(&self) -> BTreeSet<u32> {
@@ -59,7 +64,7 @@ impl Lanes for Obedient {
     }
 
     fn occupied(&self) -> BTreeSet<u32> {
-        BTreeSet::new()
+        self.stalled()
     }
 
     fn stand_down(&self, _: u32, _: String) {}
@@ -130,6 +135,7 @@ fn a_lane_that_cannot_be_started_is_left_to_others_and_tried_again_only_now_and_
     let leases = [lease("a"), lease("b")];
     let lame = Obedient {
         fails: Some(AtomicU32::new(0)),
+        ..Obedient::default()
     };
     let sound = Obedient::default();
     thread::scope(|s| {
@@ -207,4 +213,30 @@ fn a_renewal_that_comes_late_revives_nobody() {
     assert!(eventually(PATIENCE, arrives), "what was sent");
     let there = server.command(&["EXISTS", "re:o:{t}:c"]).unwrap();
     assert_eq!(there.text(), "0");
+}
+
+#[test]
+fn a_stalled_lane_is_given_up_once_also_where_the_server_does_not_hear_of_it() {
+    let server = PrivateServer::start().unwrap();
+    let relay = Relay::to(&server).unwrap();
+    let (ttl, renew) = (Duration::from_secs(6), Duration::from_secs(1));
+    let lease = |url: &str, pod| lease(url, pod, ttl, renew);
+    let leases = [lease(&relay.url(), "a"), lease(&server.url(), "b")];
+    let (lanes, others) = (Obedient::default(), Obedient::default());
+    thread::scope(|s| {
+        let _closing = Closing(&leases);
+        let [a, b] = &leases;
+        s.spawn(|| a.run(&lanes, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(a).len() == 4));
+        s.spawn(|| b.run(&others, |_| {}, || {}));
+        let even = eventually(PATIENCE, || owned(a) == [0, 1] && owned(b) == [2, 3]);
+        assert!(even, "{:?} {:?}", a.desk.ownership(), b.desk.ownership());
+        relay.refuse_new(true).unwrap();
+        relay.reset();
+        lanes.stalls.store(true, Relaxed);
+        thread::sleep(Duration::from_secs(4));
+        assert_eq!(lanes.cuts.load(Relaxed), 1);
+        relay.refuse_new(false).unwrap();
+        assert!(eventually(PATIENCE, || owned(b).contains(&1)));
+    });
 }
