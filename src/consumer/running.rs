@@ -23,7 +23,7 @@ use crate::{
     consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Resets, Rhythm, Stored},
     net::{Connection, Interrupt, STOP},
     ownership::{self, Claims, Ownership},
-    position::Table,
+    position::{Snapshot, Table},
     publish::Partitions,
     streams::NameGuard,
 };
@@ -128,7 +128,11 @@ impl Running {
             let what = format!("partition {partition} of {self} has a lane already");
             return Err(Error::new(ErrorKind::Stopped, "start", what));
         };
-        let start = self.begins.lock().get(partition as usize).copied();
+        let start = match self.table.load(partition) {
+            Snapshot { version: 0, .. } => self.begins.lock().get(partition as usize).copied(),
+            // as far as it was read here before
+            Snapshot { id, ordinal, .. } => Some(Stored { id, ordinal }),
+        };
         let (alive, ended) = alive();
         let (lane, outfit) = self.lanes.add(partition, ended)?;
         // Where positions are stored the lane looks for itself.
@@ -212,9 +216,12 @@ impl Running {
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
         let leaves = self.lanes.is_through(lane);
         let (desk, p) = (self.claims.desk(), lane.seat.partition);
-        let is_awaited = self.awaited.lock().remove(&p);
-        if is_awaited {
-            if !ownership::Lanes::take(self, p) {
+        // Held, so that who gives the partition up meanwhile finds the new lane, or none to come.
+        let mut awaited = self.awaited.lock();
+        let next = awaited.remove(&p).then(|| self.begin(p, &mut awaited));
+        drop(awaited);
+        if let Some(begun) = next {
+            if !self.told_of(p, begun) {
                 desk.look_again();
             }
         } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
@@ -229,6 +236,29 @@ impl Running {
             }
         }
         desk.hear();
+    }
+
+    /// Starts the lane of a partition that is ours, when the one of before has ended.
+    fn begin(self: &Arc<Self>, partition: u32, awaited: &mut BTreeSet<u32>) -> Result<()> {
+        if self.start_lane(partition).is_ok() {
+            return Ok(());
+        }
+        if self.lanes.is_running(partition) {
+            awaited.insert(partition);
+            return Ok(());
+        }
+        // it may have ended between the two
+        self.start_lane(partition)
+    }
+
+    /// Whether a lane has begun, or will. Where the consumer ends nothing begins, and that is no trouble.
+    fn told_of(&self, partition: u32, begun: Result<()>) -> bool {
+        if let Err(e) = &begun
+            && self.lanes.outfit().is_some()
+        {
+            log::error!("{self}: partition {partition} cannot be read here: {e}");
+        }
+        begun.is_ok()
     }
 
     /// Has everything stored, until that is so for this partition or the time is over.
@@ -411,24 +441,8 @@ impl ownership::Lanes for Arc<Running> {
 
     fn take(&self, partition: u32) -> bool {
         // Held, so that a lane that ends at this moment is not missed.
-        let mut awaited = self.awaited.lock();
-        if self.start_lane(partition).is_ok() {
-            return true;
-        }
-        if self.lanes.is_running(partition) {
-            awaited.insert(partition);
-            return true;
-        }
-        // it may have ended between the two
-        let started = self.start_lane(partition);
-        drop(awaited);
-        // where the consumer ends nothing begins, and that is no trouble
-        if let Err(e) = &started
-            && self.lanes.outfit().is_some()
-        {
-            log::error!("{self}: partition {partition} cannot be read here: {e}");
-        }
-        started.is_ok()
+        let begun = self.begin(partition, &mut self.awaited.lock());
+        self.told_of(partition, begun)
     }
 
     fn give_up(&self, partition: u32) -> bool {

@@ -452,3 +452,30 @@ fn a_lane_that_ends_after_its_consumer_still_releases_its_claim() {
         claims(&server, "lingers").is_empty()
     });
 }
+
+/// Positions that are stored nowhere are those in memory, for as long as the process lives.
+#[test]
+fn without_stored_positions_a_lane_that_comes_back_goes_on_where_it_was() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "memory", 8);
+    let builder = streams.consumer("memory").name("c");
+    let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+    let builder = builder.persist(Persist::None);
+    let seen = Seen::default();
+    let a = recording(builder.start_from(StartFrom::Beginning), &seen);
+    let a = a.start().unwrap();
+    fill(&server, "memory", &["0", "1"]);
+    seen.wait_for(16);
+    relay.fault(Way::Replies, Fault::BlackHole);
+    expect("the claims to end", || a.partitions().is_empty());
+    relay.heal();
+    expect("all to be back", || a.partitions().len() == 8);
+    fill(&server, "memory", &["2"]);
+    expect("the last of each", || {
+        let all = seen.all();
+        all.iter().filter(|body| *body == "2").count() >= 8
+    });
+    running(&a);
+    assert_eq!(seen.len(), 24, "nothing twice");
+}
