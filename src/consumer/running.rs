@@ -221,8 +221,8 @@ impl Running {
         let next = awaited.remove(&p).then(|| self.begin(p, &mut awaited));
         drop(awaited);
         if let Some(begun) = next {
-            if !self.told_of(p, begun) {
-                desk.look_again();
+            if !self.told_of(p, &begun) {
+                desk.unread(p);
             }
         } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
             let until = clock::now() + self.shutdown_timeout;
@@ -252,8 +252,8 @@ impl Running {
     }
 
     /// Whether a lane has begun, or will. Where the consumer ends nothing begins, and that is no trouble.
-    fn told_of(&self, partition: u32, begun: Result<()>) -> bool {
-        if let Err(e) = &begun
+    fn told_of(&self, partition: u32, begun: &Result<()>) -> bool {
+        if let Err(e) = begun
             && self.lanes.outfit().is_some()
         {
             log::error!("{self}: partition {partition} cannot be read here: {e}");
@@ -442,7 +442,7 @@ impl ownership::Lanes for Arc<Running> {
     fn take(&self, partition: u32) -> bool {
         // Held, so that a lane that ends at this moment is not missed.
         let begun = self.begin(partition, &mut self.awaited.lock());
-        self.told_of(partition, begun)
+        self.told_of(partition, &begun)
     }
 
     fn give_up(&self, partition: u32) -> bool {

@@ -196,9 +196,7 @@ impl<'a> Renewer<'a> {
         // Where all is over nothing begins; what was claimed all the same is given up with the rest.
         for p in step.taken {
             if self.closing.is_none() && !lanes.take(p) {
-                self.share.leave(p);
-                lease.desk.left(p);
-                self.unable.insert(p, clock::now());
+                self.cannot_read(p);
             }
         }
         let changed = self.draw(view);
@@ -298,7 +296,7 @@ impl<'a> Renewer<'a> {
                     return;
                 }
                 interrupt.clear(HEAR);
-                if !self.lease.desk.left.lock().is_empty() {
+                if self.lease.desk.is_heard() {
                     return; // to be released, and looked at again
                 }
             }
@@ -370,8 +368,19 @@ impl<'a> Renewer<'a> {
         }
     }
 
+    /// No lane could be started: others are to have a try.
+    fn cannot_read(&mut self, partition: u32) {
+        self.share.leave(partition);
+        self.lease.desk.left(partition);
+        self.unable.insert(partition, clock::now());
+    }
+
     /// Gives up what lanes have left.
     fn release(&mut self) -> Result<()> {
+        let unread = std::mem::take(&mut *self.lease.desk.unread.lock());
+        for p in unread {
+            self.cannot_read(p);
+        }
         let mut left = self.lease.desk.left.lock().clone();
         // Of an earlier tenure of a partition that was taken anew meanwhile nothing follows.
         left.retain(|p| self.share.is_leaving(*p));

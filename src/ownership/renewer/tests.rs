@@ -240,3 +240,20 @@ fn a_stalled_lane_is_given_up_once_also_where_the_server_does_not_hear_of_it() {
         assert!(eventually(PATIENCE, || owned(b).contains(&1)));
     });
 }
+
+#[test]
+fn a_lane_that_could_not_follow_the_one_before_it_is_tried_again() {
+    let server = PrivateServer::start().unwrap();
+    let (ttl, renew) = (Duration::from_secs(6), Duration::from_secs(1));
+    let leases = [lease(&server.url(), "a", ttl, renew)];
+    let lanes = Obedient::default();
+    thread::scope(|s| {
+        let _closing = Closing(&leases);
+        let [a] = &leases;
+        s.spawn(|| a.run(&lanes, |_| {}, || {}));
+        assert!(eventually(PATIENCE, || owned(a).len() == 4));
+        a.desk.unread(3);
+        assert!(eventually(PATIENCE, || owned(a) == [0, 1, 2]));
+        assert!(eventually(PATIENCE, || owned(a).len() == 4));
+    });
+}
