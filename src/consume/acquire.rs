@@ -6,10 +6,11 @@ use std::time::Duration;
 use crate::{
     LaneState, Persist, Result,
     error::{Error, ErrorKind},
+    net::STOP,
 };
 
 use super::{
-    lane::{CALLED, Lane},
+    lane::Lane,
     store::{Loaded, Stored},
 };
 
@@ -73,6 +74,7 @@ impl Lane {
         self.forget_debts();
         self.acquired.set(false);
         let fence = &self.plan.fence;
-        while !fence.holds_for_certain() && !self.context.interrupt.sleep(LOOK, CALLED) {}
+        // A reset has to wait as well.
+        while !fence.holds_for_certain() && !self.context.interrupt.sleep(LOOK, STOP) {}
     }
 }

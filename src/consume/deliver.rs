@@ -164,6 +164,9 @@ impl Lane {
             Handler::Batches(h) => {
                 let writer = RefCell::new(writer);
                 let finish = |r: &Record| {
+                    if context.interrupt.bits() & LOST != 0 {
+                        return; // the partition is another's, whose position it would be
+                    }
                     let ordinal = base.map(|n| n + u64::from(r.nth));
                     writer.borrow_mut().store(r.id, ordinal);
                 };

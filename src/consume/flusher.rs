@@ -172,7 +172,7 @@ impl Flusher {
         (!self.resets.is_under_way(p)).then_some(now)
     }
 
-    /// True when nothing of the group is left to store.
+    /// False when the group could not be written; what became of each position is another matter.
     fn flush_group(&mut self, group: usize) -> bool {
         self.dirty.clear();
         for p in self.partitions_of(group) {
@@ -205,7 +205,8 @@ impl Flusher {
         match written {
             Ok(()) => {
                 self.succeeded();
-                self.heed_fates(group)
+                self.heed_fates(group);
+                true
             }
             Err(e) => {
                 self.failed(&e);
@@ -214,9 +215,9 @@ impl Flusher {
         }
     }
 
-    /// Draws the conclusions from what became of the positions of a group; true when all are dealt with.
-    fn heed_fates(&mut self, group: usize) -> bool {
-        let (mut all, mut reset, mut disowned) = (true, false, false);
+    /// Draws the conclusions from what became of the positions of a group.
+    fn heed_fates(&mut self, group: usize) {
+        let (mut reset, mut disowned) = (false, false);
         for ((p, written), fate) in self.dirty.iter().zip(&self.fates) {
             match fate {
                 Fate::Stored => self.table.stored(*p, written.version),
@@ -243,7 +244,6 @@ impl Flusher {
                 }
             }
             if *fate != Fate::Stored {
-                all &= *fate == Fate::Anothers;
                 log::debug!("{}: partition {p} is not stored: {}", self.name, fate.why());
             }
         }
@@ -253,7 +253,6 @@ impl Flusher {
         if reset {
             self.look_for_resets(group);
         }
-        all
     }
 
     fn lease(&self) -> Option<&Arc<Lease>> {

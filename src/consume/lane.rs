@@ -241,6 +241,9 @@ impl Lane {
     /// Reads and hands over until there is a reason to end.
     fn turns(&mut self) -> LaneEnd {
         let end = self.until_it_ends();
+        if self.context.interrupt.bits() & LOST != 0 {
+            self.forget_debts(); // what is not stored is another's to say by now
+        }
         let untold = self.quiet_skips.held_back();
         if untold > 0 {
             log::warn!("{self}: {untold} more failed calls were stepped over since the last line");

@@ -355,6 +355,8 @@ impl Lane {
     fn go_on_at(&mut self, at: Place, told: impl FnOnce(&mut Self)) -> Result<()> {
         let moves = at.id != self.reader.cursor();
         if at.id < self.reader.cursor() {
+            // First here, or what was finished before and is not stored yet would be stored over it.
+            self.writer.begin(at.id, at.ordinal);
             self.relocate(None, at.id)?;
         }
         told(self);

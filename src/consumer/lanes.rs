@@ -110,6 +110,11 @@ impl Lanes {
         Ok((lane, outfit))
     }
 
+    /// A lane whose thread could not be started is none.
+    pub(super) fn withdraw(&self, lane: &Arc<Lane>) {
+        self.0.lock().remove(lane);
+    }
+
     /// What new lanes are given; `None` when the consumer ends.
     pub(super) fn outfit(&self) -> Option<Arc<Outfit>> {
         self.0.lock().outfit.clone()

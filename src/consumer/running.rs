@@ -23,7 +23,7 @@ use crate::{
     consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Resets, Rhythm, Stored},
     net::{Connection, Interrupt, STOP},
     ownership::{self, Claims, Ownership},
-    position::Table,
+    position::{Snapshot, Table},
     publish::Partitions,
     streams::NameGuard,
 };
@@ -128,20 +128,25 @@ impl Running {
             let what = format!("partition {partition} of {self} has a lane already");
             return Err(Error::new(ErrorKind::Stopped, "start", what));
         };
-        let start = self.begins.lock().get(partition as usize).copied();
+        let start = match self.table.load(partition) {
+            Snapshot { version: 0, .. } => self.begins.lock().get(partition as usize).copied(),
+            // as far as it was read here before
+            Snapshot { id, ordinal, .. } => Some(Stored { id, ordinal }),
+        };
         let (alive, ended) = alive();
         let (lane, outfit) = self.lanes.add(partition, ended)?;
         // Where positions are stored the lane looks for itself.
         let start = start.unwrap_or_default();
         writer.begin(start.id, start.ordinal);
-        let running = Arc::clone(self);
+        let (running, ours) = (Arc::clone(self), Arc::clone(&lane));
         let name = format!("lane{partition}-{}", self.topic);
-        self.spawn(name, move || {
+        let started = self.spawn(name, move || {
             let end = consume::Lane::run(&outfit.plan, &lane.seat, writer);
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
             running.let_go(&lane);
-        })
+        });
+        started.inspect_err(|_| self.lanes.withdraw(&ours))
     }
 
     /// Takes up the partitions that were added to the topic, if any were since it was last asked: they
@@ -176,9 +181,6 @@ impl Running {
     /// What a lane does last.
     fn lane_ended(&self, lane: &Arc<Lane>, end: LaneEnd, outfit: &Outfit) {
         let seat = &lane.seat;
-        if seat.interrupt.bits() & LOST != 0 {
-            self.forget(seat.partition);
-        }
         match end {
             LaneEnd::Stopped => {
                 let why = lane.stood_down().unwrap_or_default();
@@ -204,7 +206,7 @@ impl Running {
         }
     }
 
-    /// What is not stored of a partition is another's to say by now.
+    /// What is not stored of a partition is another's to say by now, also while a handler has not returned.
     fn forget(&self, partition: u32) {
         let position = self.table.load(partition);
         self.table.stored(partition, position.version);
@@ -214,22 +216,49 @@ impl Running {
     fn let_go(self: &Arc<Self>, lane: &Arc<Lane>) {
         let leaves = self.lanes.is_through(lane);
         let (desk, p) = (self.claims.desk(), lane.seat.partition);
-        let is_awaited = self.awaited.lock().remove(&p);
-        if is_awaited {
-            if !ownership::Lanes::take(self, p) {
-                desk.look_again();
+        // Held, so that who gives the partition up meanwhile finds the new lane, or none to come.
+        let mut awaited = self.awaited.lock();
+        let next = awaited.remove(&p).then(|| self.begin(p, &mut awaited));
+        drop(awaited);
+        if let Some(begun) = next {
+            if !self.told_of(p, &begun) {
+                desk.unread(p);
             }
         } else if leaves && lane.seat.interrupt.bits() & LOST == 0 {
             let until = clock::now() + self.shutdown_timeout;
             let stored = self.is_stored(p, until);
-            // When the consumer ends, the last flush is yet to come; then everything is released.
-            if stored || clock::now() >= until {
+            // When the consumer ends, the last flush is yet to come; then everything is released. And where
+            // the claim ended meanwhile and was made again, the next lane has its own say.
+            if (stored || clock::now() >= until) && self.lanes.get(p).is_none() {
                 // What could not be stored in time is handled again by whoever comes next.
                 self.forget(p);
                 desk.left(p);
             }
         }
         desk.hear();
+    }
+
+    /// Starts the lane of a partition that is ours, when the one of before has ended.
+    fn begin(self: &Arc<Self>, partition: u32, awaited: &mut BTreeSet<u32>) -> Result<()> {
+        if self.start_lane(partition).is_ok() {
+            return Ok(());
+        }
+        if self.lanes.is_running(partition) {
+            awaited.insert(partition);
+            return Ok(());
+        }
+        // it may have ended between the two
+        self.start_lane(partition)
+    }
+
+    /// Whether a lane has begun, or will. Where the consumer ends nothing begins, and that is no trouble.
+    fn told_of(&self, partition: u32, begun: &Result<()>) -> bool {
+        if let Err(e) = begun
+            && self.lanes.outfit().is_some()
+        {
+            log::error!("{self}: partition {partition} cannot be read here: {e}");
+        }
+        begun.is_ok()
     }
 
     /// Has everything stored, until that is so for this partition or the time is over.
@@ -412,24 +441,8 @@ impl ownership::Lanes for Arc<Running> {
 
     fn take(&self, partition: u32) -> bool {
         // Held, so that a lane that ends at this moment is not missed.
-        let mut awaited = self.awaited.lock();
-        if self.start_lane(partition).is_ok() {
-            return true;
-        }
-        if self.lanes.is_running(partition) {
-            awaited.insert(partition);
-            return true;
-        }
-        // it may have ended between the two
-        let started = self.start_lane(partition);
-        drop(awaited);
-        // where the consumer ends nothing begins, and that is no trouble
-        if let Err(e) = &started
-            && self.lanes.outfit().is_some()
-        {
-            log::error!("{self}: partition {partition} cannot be read here: {e}");
-        }
-        started.is_ok()
+        let begun = self.begin(partition, &mut self.awaited.lock());
+        self.told_of(partition, &begun)
     }
 
     fn give_up(&self, partition: u32) -> bool {
@@ -441,14 +454,13 @@ impl ownership::Lanes for Arc<Running> {
     fn cut(&self, partition: u32) {
         self.awaited.lock().remove(&partition);
         self.lanes.dismiss(partition, STOP | LOST);
+        self.forget(partition);
     }
 
     fn stand_down(&self, partition: u32, why: String) {
         self.awaited.lock().remove(&partition);
         self.lanes.stand_down(partition, why);
-        // Nothing of ours is stored any more, also while its handler has not returned.
-        let position = self.table.load(partition);
-        self.table.stored(partition, position.version);
+        self.forget(partition);
     }
 
     fn stalled(&self) -> BTreeSet<u32> {

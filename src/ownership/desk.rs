@@ -48,6 +48,8 @@ pub(crate) struct Desk {
     pub(super) interrupt: Arc<Interrupt>,
     /// Partitions whose lane has ended as it was asked to.
     pub(super) left: Mutex<BTreeSet<u32>>,
+    /// Partitions that have no lane, since its thread could not be started when the one of before had ended.
+    pub(super) unread: Mutex<BTreeSet<u32>>,
     pub(super) map: Mutex<Map>,
 }
 
@@ -56,6 +58,7 @@ impl Desk {
         Self {
             interrupt: Arc::default(),
             left: Mutex::default(),
+            unread: Mutex::default(),
             map: Mutex::new(map),
         }
     }
@@ -69,6 +72,17 @@ impl Desk {
     pub(crate) fn left(&self, partition: u32) {
         self.left.lock().insert(partition);
         self.interrupt.set(HEAR);
+    }
+
+    /// The lane of a partition that was [taken](Lanes::take) could not be started after all.
+    pub(crate) fn unread(&self, partition: u32) {
+        self.unread.lock().insert(partition);
+        self.interrupt.set(HEAR);
+    }
+
+    /// Whether anything was left that is to be acted on at once.
+    pub(super) fn is_heard(&self) -> bool {
+        !self.left.lock().is_empty() || !self.unread.lock().is_empty()
     }
 
     /// Something about the lanes has changed that the thread may wait for.

@@ -8,6 +8,7 @@ mod holding;
 mod lease;
 mod map;
 mod register;
+mod renewal;
 mod renewer;
 mod roll;
 mod script;

@@ -12,7 +12,11 @@ use crate::{
     wire::{Claimant, PRESENCE},
 };
 
-use super::{holding::Entries, script::RELEASE, terms::Terms};
+use super::{
+    holding::Entries,
+    script::{ALWAYS, RELEASE},
+    terms::Terms,
+};
 
 /// The rights it needs, as ACL rules, besides the one to set when fields end.
 const RIGHTS: &str = "+hset +hgetall +hdel +hmget +hpttl";
@@ -100,11 +104,7 @@ impl<'a> Register<'a> {
     /// Removes what has ended. Returns the time by the server's clock, in ms.
     fn sweep(&mut self) -> Result<u64> {
         let (terms, timeout) = (self.terms, self.terms.timeout());
-        let (seconds, micros): (u64, u64) = self
-            .connection
-            .ask(&redis::cmd("TIME"), timeout)
-            .map_err(|e| terms.about(e))?;
-        let now = seconds * 1000 + micros / 1000;
+        let now = terms.time(&mut self.connection, timeout)?;
         let on_set = |name: &str| {
             let mut cmd = redis::cmd(name);
             cmd.arg(&terms.set);
@@ -150,7 +150,7 @@ impl<'a> Register<'a> {
             let (name, text) = RELEASE.named(form);
             let mut cmd = redis::cmd(name);
             cmd.arg(text).arg(2).arg(&terms.hash).arg(&terms.set);
-            cmd.arg(self.me.as_str()).arg(&fields);
+            cmd.arg(self.me.as_str()).arg(&fields).arg(ALWAYS);
             self.connection.call(&cmd, timeout).map(drop)
         });
         match released {

@@ -5,7 +5,7 @@
 //! given up meanwhile would still be ours.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -20,13 +20,14 @@ use crate::{
         script::{Form, Script, by_hash_first},
     },
     quiet::{HeldBack, Quiet},
-    wire::{Claimant, PRESENCE},
+    wire::Claimant,
 };
 
 use super::{
     desk::{CLOSE, HEAR, LOOK, Lanes},
     lease::Lease,
     map::{Member, Ranges, Standing},
+    renewal::{Renewal, read},
     script::{CYCLE, RELEASE},
     share::{Rhythm, Share, View},
 };
@@ -34,12 +35,20 @@ use super::{
 /// No call waits for less.
 const LEAST_WAIT: Duration = Duration::from_millis(10);
 
-/// What a renewal came to.
-#[derive(Debug)]
-pub(super) enum Renewal {
-    Renewed(View),
-    /// A later process has taken our place.
-    Superseded(Claimant),
+/// The server's clock, as it was told last.
+#[derive(Clone, Copy, Default)]
+struct ServerClock {
+    ms: u64,
+    /// When it was asked for, by our own.
+    asked_ms: u64,
+}
+
+impl ServerClock {
+    /// What it says so long from now; rather more than less, for it was looked at after it was asked for.
+    fn after(self, time: Duration) -> u64 {
+        let since = clock::boot_ms().saturating_sub(self.asked_ms);
+        self.ms + since + clock::ceil_ms(time)
+    }
 }
 
 /// What the thread knows.
@@ -48,9 +57,12 @@ pub(super) struct Renewer<'a> {
     lanes: &'a dyn Lanes,
     share: Share,
     connection: Option<Connection>,
+    server: ServerClock,
     /// No renewal has succeeded yet.
     first: bool,
     superseded: bool,
+    /// Partitions whose lane could not be started, and when: they are refused for an interval.
+    unable: BTreeMap<u32, Instant>,
     /// How many fields the hash had when it was last looked at.
     length: Option<u64>,
     looked: Instant,
@@ -69,8 +81,10 @@ impl<'a> Renewer<'a> {
             lanes,
             share: Share::default(),
             connection: None,
+            server: ServerClock::default(),
             first: true,
             superseded: false,
+            unable: BTreeMap::new(),
             length: None,
             looked: clock::now(),
             closing: None,
@@ -182,8 +196,7 @@ impl<'a> Renewer<'a> {
         // Where all is over nothing begins; what was claimed all the same is given up with the rest.
         for p in step.taken {
             if self.closing.is_none() && !lanes.take(p) {
-                self.share.leave(p);
-                lease.desk.left(p);
+                self.cannot_read(p);
             }
         }
         let changed = self.draw(view);
@@ -283,7 +296,7 @@ impl<'a> Renewer<'a> {
                     return;
                 }
                 interrupt.clear(HEAR);
-                if !self.lease.desk.left.lock().is_empty() {
+                if self.lease.desk.is_heard() {
                     return; // to be released, and looked at again
                 }
             }
@@ -307,14 +320,17 @@ impl<'a> Renewer<'a> {
         if length.as_ref().is_err_and(|e| !e.keeps_connection()) {
             self.connection = None;
         }
-        length.ok() != self.length
+        let length = length.ok();
+        std::mem::replace(&mut self.length, length) != length
     }
 
     /// Gives the partitions of stalled lanes to whoever can handle them.
     fn hand_over(&mut self) {
         let others = self.lease.desk.map.lock().seen.members.len() > 1;
         let stalled = self.lanes.stalled();
-        let ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
+        let mut ours: Vec<u32> = stalled.intersection(self.share.held()).copied().collect();
+        let left = self.lease.desk.left.lock().clone();
+        ours.retain(|p| !left.contains(p)); // else it was given up before
         if !others || ours.is_empty() || self.closing.is_some() {
             return;
         }
@@ -352,8 +368,19 @@ impl<'a> Renewer<'a> {
         }
     }
 
+    /// No lane could be started: others are to have a try.
+    fn cannot_read(&mut self, partition: u32) {
+        self.share.leave(partition);
+        self.lease.desk.left(partition);
+        self.unable.insert(partition, clock::now());
+    }
+
     /// Gives up what lanes have left.
     fn release(&mut self) -> Result<()> {
+        let unread = std::mem::take(&mut *self.lease.desk.unread.lock());
+        for p in unread {
+            self.cannot_read(p);
+        }
         let mut left = self.lease.desk.left.lock().clone();
         // Of an earlier tenure of a partition that was taken anew meanwhile nothing follows.
         left.retain(|p| self.share.is_leaving(*p));
@@ -380,6 +407,7 @@ impl<'a> Renewer<'a> {
         let stuck = held.intersection(&running).copied().collect();
         let done = self.connect().and_then(|()| self.give_up(&free, true));
         lease.fence.end();
+        self.share.ended();
         lease.standing(Standing::Joining);
         over();
         match done {
@@ -435,7 +463,14 @@ impl<'a> Renewer<'a> {
             return Ok(());
         }
         let Lease { terms, desk, .. } = self.lease;
-        let (connection, by_field) = terms.dial(&desk.interrupt, self.timeout())?;
+        let timeout = self.timeout();
+        let (mut connection, by_field) = terms.dial(&desk.interrupt, timeout)?;
+        let asked_ms = clock::boot_ms();
+        let ms = terms.time(&mut connection, timeout).map_err(|e| {
+            let e = e.during("renew claims");
+            CYCLE.saying_what_to_grant(e, &[&terms.hash, &terms.set])
+        })?;
+        self.server = ServerClock { ms, asked_ms };
         self.lease.by_field.store(by_field, Relaxed);
         self.connection = Some(connection);
         Ok(())
@@ -446,10 +481,13 @@ impl<'a> Renewer<'a> {
         let (terms, me) = (&lease.terms, &lease.claimant);
         let (now, rhythm, n) = (clock::now(), self.rhythm(), lanes.partitions());
         let holds = lease.fence.holds_for_certain();
-        let occupied = lanes.occupied();
-        let refused =
-            (0..n).filter(|p| p % terms.modulo != terms.remainder || occupied.contains(p));
-        let refused: BTreeSet<u32> = refused.collect();
+        self.unable
+            .retain(|_, then| now.duration_since(*then) < terms.renew);
+        let mut refused: BTreeSet<u32> = (0..n)
+            .filter(|p| p % terms.modulo != terms.remainder)
+            .collect();
+        refused.extend(lanes.occupied());
+        refused.extend(self.unable.keys());
         let may_claim = self.closing.is_none() && self.share.may_claim(now, rhythm);
         let held = if holds {
             self.share.held().clone()
@@ -475,18 +513,21 @@ impl<'a> Renewer<'a> {
             blanks(&self.share.beyond(now, rhythm)),
             blanks(&refused),
         ];
-        let sent = Sent::now();
+        let (sent, asked_ms) = (Sent::now(), clock::boot_ms());
         let answer = self.call(&CYCLE, &args, "renew claims")?;
         let renewal = read(answer).ok_or_else(|| {
             let what = "the answer is none of the script's";
             self.about(Error::new(ErrorKind::Protocol, "renew claims", what))
         })?;
+        if let Renewal::Renewed(View { now_ms: ms, .. }) = renewal {
+            self.server = ServerClock { ms, asked_ms };
+        }
         Ok((sent, renewal))
     }
 
-    /// Runs a script on the keys of the claims.
+    /// Runs a script on the keys of the claims. It does nothing once nobody waits for the answer any more.
     fn call(&mut self, script: &Script, args: &[String], operation: &'static str) -> Result<Value> {
-        let (terms, timeout) = (&self.lease.terms, self.timeout());
+        let (terms, timeout, server) = (&self.lease.terms, self.timeout(), self.server);
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, operation, "not connected"));
         };
@@ -497,10 +538,16 @@ impl<'a> Renewer<'a> {
                 .arg(2)
                 .arg(&terms.hash)
                 .arg(&terms.set)
-                .arg(args);
+                .arg(args)
+                .arg(server.after(timeout));
             connection.call(&cmd, timeout)
         });
         answer.map_err(|e| {
+            if e.server_code() == Some("LATE") {
+                // or the clocks have gone apart: of a new connection it is asked for anew
+                let what = "the server had it when nobody waited for its answer any more";
+                return self.about(Error::new(ErrorKind::Timeout, operation, what));
+            }
             let e = script.saying_what_to_grant(e, &[&terms.hash, &terms.set]);
             self.about(e.during(operation))
         })
@@ -521,59 +568,5 @@ fn blanks(partitions: &BTreeSet<u32>) -> String {
     partitions.join(" ")
 }
 
-/// Reads what [`CYCLE`] answers.
-pub(super) fn read(answer: Value) -> Option<Renewal> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let mut parts = parts.into_iter();
-    let held = text(&parts.next()?)?;
-    if held == "superseded" {
-        let by = text(&parts.next()?)?;
-        return Some(Renewal::Superseded(Claimant::read(by.as_bytes())));
-    }
-    let surplus = text(&parts.next()?)?;
-    let restored = text(&parts.next()?)?;
-    let (presence_gone, restored) = match restored.strip_prefix('p') {
-        Some(rest) => (true, rest),
-        None => (false, &*restored),
-    };
-    let times = text(&parts.next()?)?;
-    let (first_end, length) = times.split_once(' ')?;
-    let first_end: i64 = first_end.parse().ok()?;
-    let Value::Array(fields) = parts.next()? else {
-        return None;
-    };
-    let mut view = View {
-        held: numbers(&held)?,
-        surplus: numbers(&surplus)?,
-        restored: numbers(restored)?,
-        presence_gone,
-        first_end: u64::try_from(first_end).ok().map(Duration::from_millis),
-        length: length.parse().ok()?,
-        ..View::default()
-    };
-    for pair in fields.chunks_exact(2) {
-        let (field, claimant) = (text(&pair[0])?, Claimant::read(text(&pair[1])?.as_bytes()));
-        if field.starts_with(PRESENCE) {
-            view.members.insert(claimant);
-        } else if let Ok(p) = field.parse() {
-            view.owners.insert(p, claimant);
-        }
-    }
-    Some(Renewal::Renewed(view))
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
-    }
-}
-
-fn numbers(text: &str) -> Option<BTreeSet<u32>> {
-    text.split_ascii_whitespace()
-        .map(|n| n.parse().ok())
-        .collect()
-}
+#[cfg(all(test, not(loom)))]
+mod tests;

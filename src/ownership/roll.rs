@@ -202,6 +202,8 @@ impl<'a> Caller<'a> {
             .holding
             .step(range, n, &self.seen.owners, &roll.claimant, waived);
         self.unread.extend(step.take);
+        self.unread
+            .extend(std::mem::take(&mut *roll.desk.unread.lock()));
         for p in &step.give_up {
             if !self.lanes.give_up(*p) {
                 roll.desk.left(*p);
@@ -500,8 +502,8 @@ impl<'a> Caller<'a> {
                     return;
                 }
                 interrupt.clear(HEAR);
-                if !self.roll.desk.left.lock().is_empty() {
-                    return; // to be released
+                if self.roll.desk.is_heard() {
+                    return; // to be released, or tried again
                 }
             } else if self.roll.rivals.any() {
                 return;

@@ -21,15 +21,19 @@ use crate::net::script::Script;
 /// expire by themselves, else `s`; `first` for the first renewal of this process, `again` while the last
 /// one certainly holds, else `back`; the most we take; `1` if we may claim what is free and give up what is not meant for us, else `0`; then
 /// three lists of partitions, each as numbers between blanks: what we certainly hold, what we claim and
-/// keep whoever it is meant for, and what we refuse.
+/// keep whoever it is meant for, and what we refuse; and until when it counts, in ms by the server's clock:
+/// what reaches the server later does nothing, for whoever sent it has given it up, and may be no more.
 ///
 /// It answers `superseded` and the value of a later process that has our presence, and has done no more than
 /// to give an end to what had none, for that process may be no more; else four texts and
 /// the fields of the hash: what we hold; what of it is meant for another; what was made again, with a `p`
-/// in front when our presence was; in how many ms the first field of another ends (-1: there is none) and
-/// how many fields `HLEN` counts now.
+/// in front when our presence was; in how many ms the first field of another ends (-1: there is none), how
+/// many fields `HLEN` counts now, and the server's clock.
 pub(super) const CYCLE: Script = Script {
     text: r"#!lua flags=allow-oom
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if now > tonumber(ARGV[12]) then return redis.error_reply('LATE it does not count any more') end
 local hash, set = KEYS[1], KEYS[2]
 local me, ttl, n, presence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local by_field, standing, most = ARGV[5] == 'f', ARGV[6], math.min(tonumber(ARGV[7]), n)
@@ -40,10 +44,7 @@ local function numbers(text)
   return those
 end
 local certain, beyond, refused = numbers(ARGV[9]), numbers(ARGV[10]), ARGV[11]
-local now
 if not by_field then
-  local t = redis.call('TIME')
-  now = t[1] * 1000 + math.floor(t[2] / 1000)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', now)) do
     redis.call('HDEL', hash, name)
     redis.call('ZREM', set, name)
@@ -182,23 +183,27 @@ for p = 0, n - 1 do
     if may_claim and plan[p] ~= mine then surplus[#surplus + 1] = p end
   end
 end
-return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), string.format('%.0f %.0f', soonest, redis.call('HLEN', hash)), all}",
-    sha1: "d54f41bbe348d6c939fbd9fd985bb887b06fe4c2",
+return {table.concat(held, ' '), table.concat(surplus, ' '), table.concat(restored, ' '), string.format('%.0f %.0f %.0f', soonest, redis.call('HLEN', hash), now), all}",
+    sha1: "a8e2d9e8e139e1ecce70932dc2bc8bfc8333963d",
     commands: "+eval +evalsha +time +hget +hset +hsetnx +hdel +hkeys +hlen +hgetall +hpexpire +hpttl +del +zadd +zrem +zscore +zrangebyscore",
 };
 
 /// Gives up fields of ours, and none that has come to be another's; with our presence goes what we take.
-/// `KEYS` as for [`CYCLE`]; `ARGV`: our value, then the fields. It answers how many were given up.
+/// `KEYS` as for [`CYCLE`]; `ARGV`: our value, the fields, and until when it counts as for [`CYCLE`]: what
+/// was given up and taken again is not given up by what comes late. It answers how many were given up.
 ///
 /// Only the thread that renews may run it: to a renewal under way, what was just given up is still ours.
 pub(super) const RELEASE: Script = Script {
     text: r"#!lua flags=allow-oom
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if now > tonumber(ARGV[#ARGV]) then return redis.error_reply('LATE it does not count any more') end
 local gone = 0
 local function drop(name)
   redis.call('HDEL', KEYS[1], name)
   redis.call('ZREM', KEYS[2], name)
 end
-for i = 2, #ARGV do
+for i = 2, #ARGV - 1 do
   local name = ARGV[i]
   if redis.call('HGET', KEYS[1], name) == ARGV[1] then
     drop(name)
@@ -207,9 +212,12 @@ for i = 2, #ARGV do
   end
 end
 return gone",
-    sha1: "d2c3568480e470bb4a6f6d4be1c12ddf8a43126f",
-    commands: "+eval +evalsha +hget +hdel +zrem",
+    sha1: "aa3c49d102a988aca49865678679f39900782a0e",
+    commands: "+eval +evalsha +time +hget +hdel +zrem",
 };
+
+/// What is to count whenever it comes.
+pub(super) const ALWAYS: u64 = u64::MAX;
 
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -25,6 +25,8 @@ pub(super) struct View {
     pub(super) first_end: Option<Duration>,
     /// How many fields the hash had afterwards, by the server's count.
     pub(super) length: u64,
+    /// The server's clock.
+    pub(super) now_ms: u64,
 }
 
 /// What is to be done after a renewal.
@@ -62,8 +64,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// So many looks are time enough for everybody to have had one.
 const LOOKS: u32 = 4;
 
-/// For so many intervals a partition is kept that another did not come for.
+/// For so many intervals a partition is kept that another did not come for; for twice as many each time
+/// it does not come again, up to so many times.
 const KEPT: u32 = 10;
+const DOUBLINGS: u32 = 10;
 
 /// How often one renews while anything is unowned.
 const UNOWNED: Duration = Duration::from_secs(1);
@@ -78,13 +82,31 @@ pub(super) struct Share {
     /// Told to be given up, and still ours on the server.
     leaving: BTreeSet<u32>,
     free_since: BTreeMap<u32, Instant>,
-    /// Claimed though it was meant for another, who did not come for it, and when; kept until somebody
-    /// comes or goes, or until it is time to see whether the other comes by now.
-    beyond: BTreeMap<u32, Instant>,
+    /// Claimed though it was meant for another, who did not come for it; kept until somebody comes or goes,
+    /// or until it is time to see whether the other comes by now.
+    beyond: BTreeMap<u32, Kept>,
     members: BTreeSet<Claimant>,
     /// What others had at the last renewal.
     others: BTreeSet<u32>,
     deleted: Option<Deleted>,
+}
+
+/// A partition that another did not come for.
+#[derive(Debug)]
+struct Kept {
+    /// Unless it was given back.
+    since: Option<Instant>,
+    /// How often it was given back, and nobody came.
+    vain: u32,
+}
+
+impl Kept {
+    /// Whether it is kept yet: ever longer, so that it is nobody's ever more seldom.
+    fn lasts(&self, now: Instant, rhythm: Rhythm) -> bool {
+        let time = KEPT * rhythm.renew * (1 << self.vain.min(DOUBLINGS));
+        self.since
+            .is_some_and(|then| now.duration_since(then) < time)
+    }
 }
 
 /// Claims were found deleted: others may not have made theirs again yet.
@@ -108,7 +130,8 @@ impl Share {
         let kept = self
             .beyond
             .iter()
-            .filter(|(_, then)| since(then) < KEPT * rhythm.renew);
+            .filter(|(_, kept)| kept.lasts(now, rhythm))
+            .map(|(p, _)| *p);
         let others_hold_off = self
             .deleted
             .as_ref()
@@ -116,8 +139,9 @@ impl Share {
         let overdue = self
             .free_since
             .iter()
-            .filter(|(_, then)| !others_hold_off && since(then) >= rhythm.renew);
-        kept.chain(overdue).map(|(p, _)| *p).collect()
+            .filter(|(_, then)| !others_hold_off && since(then) >= rhythm.renew)
+            .map(|(p, _)| *p);
+        kept.chain(overdue).collect()
     }
 
     /// Whether what is free may be claimed. After claims were deleted, what looks free may be another's who
@@ -152,9 +176,16 @@ impl Share {
         self.others = others.copied().collect();
         let beyond = self.beyond(now, rhythm);
         if self.members == view.members {
-            let beyond = beyond.intersection(&view.held);
-            let since = |p: &u32| *self.beyond.get(p).unwrap_or(&now);
-            self.beyond = beyond.map(|p| (*p, since(p))).collect();
+            self.beyond.retain(|p, kept| {
+                kept.since.take_if(|_| !view.held.contains(p));
+                view.held.contains(p) || !owned(p) // else another came
+            });
+            let anew = beyond.intersection(&view.held);
+            for p in anew.filter(|p| !self.held.contains(p)) {
+                let vain = self.beyond.get(p).map_or(0, |kept| kept.vain + 1);
+                let since = Some(now);
+                self.beyond.insert(*p, Kept { since, vain });
+            }
         } else {
             self.beyond.clear();
         }
@@ -204,7 +235,9 @@ impl Share {
         for p in partitions {
             self.held.remove(p);
             self.leaving.remove(p);
-            self.beyond.remove(p);
+            if let Some(kept) = self.beyond.get_mut(p) {
+                kept.since = None;
+            }
         }
     }
 
@@ -416,6 +449,26 @@ mod tests {
         assert_eq!(share.beyond(at(110), RHYTHM), set(&[]));
     }
 
+    /// Each time in vain, it is kept for twice as long, until somebody comes or goes.
+    #[test]
+    fn what_another_never_takes_is_nobodys_ever_more_seldom() {
+        let now = clock::now();
+        let (mut share, mut of_nobody) = (Share::default(), 0);
+        let mut held = vec![0, 1];
+        let members = |n| if n < 1000 { "other" } else { "third" };
+        for n in 0..1012 {
+            let at = now + n * RENEW;
+            let live = ["me", members(n)];
+            share.renewed(&view(&held, &[], &live), 2, at, RHYTHM);
+            // the other is meant to have 1, and never comes for it
+            held = vec![0];
+            held.extend(share.beyond(at + RENEW, RHYTHM));
+            of_nobody += u32::from(held.len() == 1);
+        }
+        assert!((8..=10).contains(&of_nobody), "{of_nobody} times of 1012");
+        assert_eq!(held, [0], "anew after ten intervals");
+    }
+
     #[test]
     fn trouble_shortens_the_pause_and_nothing_prolongs_it() {
         let now = clock::now();
@@ -505,7 +558,11 @@ mod tests {
                         for p in (0..8).filter(|p| !view.owners.contains_key(p)) {
                             free_for.entry(p).or_insert(0);
                         }
-                        prop_assert!(share.beyond.keys().all(|p| view.held.contains(p) && may_hold.contains(p)));
+                        let kept = share.beyond(now, RHYTHM);
+                        let kept: BTreeSet<u32> = kept.intersection(&view.held).copied().collect();
+                        prop_assert!(kept.is_subset(&may_hold), "{kept:?} of {may_hold:?}");
+                        let free = |p: &u32| !view.owners.contains_key(p);
+                        prop_assert!(share.beyond.keys().all(|p| view.held.contains(p) || free(p)));
                     }
                     Event::Released(some) => {
                         let ended = some.iter().filter(|p| lanes.get(p) == Some(&true)).copied().collect();

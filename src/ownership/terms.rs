@@ -72,6 +72,13 @@ impl Terms {
         Ok((connection, by_field))
     }
 
+    /// The server's clock, in ms. Blocks for one round trip.
+    pub(super) fn time(&self, connection: &mut Connection, timeout: Duration) -> Result<u64> {
+        let time: Result<(u64, u64)> = connection.ask(&redis::cmd("TIME"), timeout);
+        let (seconds, micros) = time.map_err(|e| self.about(e))?;
+        Ok(seconds * 1000 + micros / 1000)
+    }
+
     pub(super) fn about(&self, e: Error) -> Error {
         e.on_key(&self.hash).at(self.target.endpoint())
     }

@@ -686,3 +686,44 @@ fn a_user_who_may_not_look_is_told_once_and_reads_all_the_same() {
     assert!(lines[0].contains("go unnoticed") && lines[0].contains("NOPERM"));
     assert_eq!(watched.status().connects, 1);
 }
+
+/// However long whoever is told of it takes: what was finished before and is not stored yet never is.
+#[test]
+fn a_position_that_goes_back_with_its_stream_stays_there_while_the_gap_is_told() {
+    let server = server();
+    let streams = open(&server.url(), "backwards", 1);
+    let seen = Seen::default();
+    let interval = Duration::from_secs(2);
+    let told = Seen::default();
+    let tell = told.clone();
+    let builder = streams.consumer("backwards").name("c").block(SOON);
+    let builder = builder.persist_interval(interval).on_gap(move |_| {
+        tell.push(());
+        std::thread::sleep(interval + interval / 2);
+    });
+    let consumer = recording(builder, &seen).start().unwrap();
+    running(&consumer);
+    let key = stream("backwards");
+    let add = |id: &str, body: &str| {
+        let add = ["XADD", &key, id, "b", body, "t", "T", "k", ""];
+        server.command(&add).unwrap();
+    };
+    add("500-0", "old");
+    seen.wait_for(1);
+    let another = "redis.call('DEL', KEYS[1]); \
+                   redis.call('XADD', KEYS[1], '100-0', 'b', 'new', 't', 'T', 'k', '')";
+    server.command(&["EVAL", another, "1", &key]).unwrap();
+    for id in connections(&server, "streams-rd:backwards") {
+        let kill = ["CLIENT", "KILL", "ID", &id.to_string()];
+        server.command(&kill).unwrap();
+    }
+    told.wait_for(1);
+    add("200-0", "more");
+    expect("the rest", || seen.all().contains(&"more".to_owned()));
+    let end = "200-0".parse().ok();
+    expect("its position", || {
+        stored(&server, "backwards", "c", 0) == end
+    });
+    consumer.stop();
+    assert_eq!(stored(&server, "backwards", "c", 0), end);
+}

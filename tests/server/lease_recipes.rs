@@ -1,6 +1,7 @@
 //! What has failed others who share partitions between processes, by the numbers of the recipes.
 
 use std::{
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
@@ -326,8 +327,7 @@ fn recipe_110_a_handler_of_five_ttls_keeps_its_partition_asleep_or_spinning() {
     assert_eq!(calls.len(), 2, "and nothing is begun again");
 }
 
-/// What an owner sent in time and the server got late takes nothing from who came after it. A late sign
-/// of life counts for as long as any other, so that partitions may be handed over, and come back.
+/// What an owner sent in time and the server got late takes nothing from who came after it.
 #[test]
 fn recipe_116_a_release_or_renewal_that_comes_late_takes_nothing_from_a_successor() {
     for stops in [true, false] {
@@ -358,4 +358,124 @@ fn recipe_116_a_release_or_renewal_that_comes_late_takes_nothing_from_a_successo
         });
         assert_eq!(logged(&[&topic, "LOST"]), [""; 0]);
     }
+}
+
+/// How often a command was called.
+fn called(server: &PrivateServer, command: &str) -> u32 {
+    let all = server.command(&["INFO", "commandstats"]).unwrap().text();
+    let calls = all.split(&format!("cmdstat_{command}:calls=")).nth(1);
+    calls.map_or(0, |rest| {
+        let n = rest.split(',').next().unwrap();
+        n.parse().unwrap()
+    })
+}
+
+/// What it had finished before is not stored, for want of a claim; nothing else has to wait for that.
+#[test]
+fn a_handler_that_outlives_the_claim_keeps_no_neighbour_from_a_reset() {
+    static FIRST: AtomicBool = AtomicBool::new(false);
+    static SECOND: AtomicBool = AtomicBool::new(false);
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let publisher = open(&server.url(), "neighbour", 8);
+    publish_to(&publisher, "neighbour", 3, &["first", "second"]);
+    let (_streams, builder) = describe(&relay.url(), "a", "neighbour");
+    let calls = Seen::default();
+    let all = calls.clone();
+    let a = builder
+        .shared(move |m: &Message<'_>| {
+            let body = String::from_utf8_lossy(m.body()).into_owned();
+            all.push(body.clone());
+            let gate = match &*body {
+                "first" => &FIRST,
+                "second" => &SECOND,
+                _ => return Ok(()),
+            };
+            testing::eventually(3 * PATIENCE, || gate.load(SeqCst));
+            Ok(())
+        })
+        .start()
+        .unwrap();
+    calls.wait_for(1);
+    publish_to(&publisher, "neighbour", 1, &["other"]);
+    calls.wait_for(2);
+    relay.fault(Way::Requests, Fault::BlackHole);
+    FIRST.store(true, SeqCst);
+    calls.wait_for(3);
+    expect("the claims to end", || a.owned().is_empty());
+    thread::sleep(TTL / 5); // at the server, too
+    relay.heal();
+    expect("the others to be back", || a.owned().len() == 7);
+    running(&a);
+    let mark = ["HSET", "re:p:{neighbour}:c", "__reset:1", "0-0"];
+    server.command(&mark).unwrap();
+    assert_eq!(calls.wait_for(4), ["first", "other", "second", "other"]);
+    let before = called(&server, "evalsha");
+    thread::sleep(ms(2000));
+    let asked = called(&server, "evalsha") - before;
+    assert!(asked < 12, "{asked} calls, of which 5 are renewals");
+    SECOND.store(true, SeqCst);
+    expect("the partition to be back", || a.owned().len() == 8);
+    // what was finished and not stored is handled again
+    calls.wait_for(6);
+}
+
+/// Its claim is given up as soon as the handler has come back, however far away the server is.
+#[test]
+fn a_lane_that_ends_after_its_consumer_still_releases_its_claim() {
+    static GATE: AtomicBool = AtomicBool::new(false);
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let (_streams, builder) = describe(&relay.url(), "a", "lingers");
+    let builder = builder.lease_ttl(Duration::from_mins(5));
+    let calls = Seen::default();
+    let all = calls.clone();
+    let a = builder
+        .shutdown_timeout(ms(300))
+        .shared(move |_: &Message<'_>| {
+            all.push(());
+            testing::eventually(3 * PATIENCE, || GATE.load(SeqCst));
+            Ok(())
+        })
+        .start()
+        .unwrap();
+    publish_to(&open(&server.url(), "lingers", 8), "lingers", 3, &["x"]);
+    calls.wait_for(1);
+    relay.fault(Way::Replies, Fault::Delay(ms(30)));
+    assert_eq!(a.stop().still_running, [3]);
+    expect("the others to be released", || {
+        claims(&server, "lingers") == ["3"]
+    });
+    relay.reset();
+    GATE.store(true, SeqCst);
+    expect("the last to be released", || {
+        claims(&server, "lingers").is_empty()
+    });
+}
+
+/// Positions that are stored nowhere are those in memory, for as long as the process lives.
+#[test]
+fn without_stored_positions_a_lane_that_comes_back_goes_on_where_it_was() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "memory", 8);
+    let builder = streams.consumer("memory").name("c");
+    let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+    let builder = builder.persist(Persist::None);
+    let seen = Seen::default();
+    let a = recording(builder.start_from(StartFrom::Beginning), &seen);
+    let a = a.start().unwrap();
+    fill(&server, "memory", &["0", "1"]);
+    seen.wait_for(16);
+    relay.fault(Way::Replies, Fault::BlackHole);
+    expect("the claims to end", || a.partitions().is_empty());
+    relay.heal();
+    expect("all to be back", || a.partitions().len() == 8);
+    fill(&server, "memory", &["2"]);
+    expect("the last of each", || {
+        let all = seen.all();
+        all.iter().filter(|body| *body == "2").count() >= 8
+    });
+    running(&a);
+    assert_eq!(seen.len(), 24, "nothing twice");
 }

@@ -459,3 +459,20 @@ fn a_hash_that_is_none_keeps_markers_from_being_found_until_it_is_one_again() {
     cleared(&server, "spoilt");
     drop(consumer);
 }
+
+/// Positions are stored in groups; one that may not be stored keeps none of another group from it.
+#[test]
+fn a_reset_that_waits_keeps_no_other_position_from_being_stored_at_the_end() {
+    let server = server();
+    let streams = open(&server.url(), "groups", 20);
+    let seen = Seen::default();
+    let builder = streams.consumer("groups").name("c");
+    let builder = builder.persist_interval(Duration::from_mins(1));
+    let consumer = recording(builder, &seen).start().unwrap();
+    let ids = [0, 17].map(|p| publish_to(&streams, "groups", p, &["x"])[0]);
+    seen.wait_for(2);
+    mark(&server, "groups", 0, "0-0");
+    let stopped = consumer.stop();
+    assert_eq!(stopped.unsaved, [0], "a reset decides about that one");
+    assert_eq!(stored(&server, "groups", "c", 17), Some(ids[1]));
+}

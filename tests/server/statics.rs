@@ -7,7 +7,12 @@
     clippy::unwrap_used
 )]
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 
 use streamlane::{testing::PrivateServer, *};
 
@@ -404,4 +409,52 @@ fn a_lane_that_stores_on_its_way_meets_a_rival_too() {
         let status = a.status(0);
         status.state == LaneState::Stopped && status.reason.contains(RIVAL)
     });
+}
+
+/// A call that goes on does so for nobody: what it marks as done is another's to say.
+#[test]
+fn a_batch_that_goes_on_after_its_lane_stood_down_moves_no_position() {
+    const RIVAL: &str = "00000000-0000-0000-0000-000000000001";
+    let server = server();
+    let settings = settings(&server.url(), "goeson", 1).pod_name("goeson-0");
+    let streams = Streams::open(settings).unwrap();
+    let ids = publish_to(&streams, "goeson", 0, &["0", "1", "2", "3"]);
+    let (go, goes) = mpsc::channel::<usize>();
+    let goes = Mutex::new(goes);
+    let builder = streams.consumer("goeson").name("c").instance_of(0, 1);
+    let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+    let builder = builder.persist_interval(ms(50)).block(ms(500));
+    let consumer = builder
+        .contested_grace(Duration::ZERO)
+        .shared_batches(move |batch: &Batch<'_>| {
+            let goes = goes.lock().unwrap();
+            while let Ok(done @ 1..) = goes.recv_timeout(PATIENCE) {
+                batch.done(done);
+            }
+            Ok(())
+        })
+        .start()
+        .unwrap();
+    let write = |id: StreamId| {
+        let theirs = format!("{id}|{RIVAL}");
+        let write = ["HSET", "re:p:{goeson}:c", "0", &theirs];
+        server.command(&write).unwrap();
+    };
+    let (presence, value) = (format!("i:{RIVAL}"), format!("{RIVAL}|rival"));
+    let lives = ["HSET", "re:o:{goeson}:c", &presence, &value];
+    server.command(&lives).unwrap();
+    let ends = ["ZADD", "re:e:{goeson}:c", "1e15", &presence];
+    server.command(&ends).unwrap();
+    write(ids[0]);
+    go.send(1).unwrap();
+    expect("it to stand down", || {
+        !logged(&["ERROR goeson/c", "STANDS DOWN"]).is_empty()
+    });
+    write(ids[3]);
+    go.send(2).unwrap();
+    thread::sleep(ms(400));
+    assert_eq!(stored(&server, "goeson", "c", 0), Some(ids[3]));
+    go.send(0).unwrap();
+    consumer.stop();
+    assert_eq!(stored(&server, "goeson", "c", 0), Some(ids[3]));
 }

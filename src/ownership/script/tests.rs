@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use proptest::{collection::btree_set, prelude::*};
 
-use super::{CYCLE, RELEASE};
+use super::{CYCLE, RELEASE, Script};
 use crate::testing::PrivateServer;
 use world::{Event, Meddling, N, Taste, World};
 
@@ -53,6 +53,44 @@ fn the_server_knows_each_script_by_its_hash() {
     for script in [&CYCLE, &RELEASE] {
         let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
         assert_eq!(known.text(), script.sha1, "{}", script.text);
+    }
+}
+
+#[test]
+fn what_comes_late_does_nothing() {
+    let server = PrivateServer::start().unwrap();
+    let run = |script: &Script, args: &[&str], by: u64| {
+        let (hash, set, by) = ("re:o:{t}:c", "re:e:{t}:c", by.to_string());
+        let command = [&["EVAL", script.text, "2", hash, set], args, &[&by]];
+        server.command(&command.concat())
+    };
+    let fields = || {
+        let all = server.command(&["HKEYS", "re:o:{t}:c"]).unwrap();
+        all.items().len()
+    };
+    let now = crate::clock::unix_ms(crate::clock::wall());
+    let renewal = [
+        "x|a#0badcafe",
+        "60000",
+        "4",
+        "i:x",
+        "s",
+        "first",
+        "4",
+        "1",
+        "",
+        "",
+        "",
+    ];
+    let release = ["x|a#0badcafe", "0", "1", "i:x"];
+    for (script, args, before, after) in
+        [(&CYCLE, &renewal[..], 0, 5), (&RELEASE, &release[..], 5, 2)]
+    {
+        let late = run(script, args, now - 60_000).unwrap_err();
+        assert!(late.to_string().contains("LATE"), "{late}");
+        assert_eq!(fields(), before);
+        run(script, args, now + 60_000).unwrap();
+        assert_eq!(fields(), after);
     }
 }
 

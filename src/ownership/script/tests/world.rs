@@ -7,13 +7,13 @@ use std::{
 };
 
 use super::{
-    super::{CYCLE, RELEASE, Script},
+    super::{ALWAYS, CYCLE, RELEASE, Script},
     plan::plan,
 };
 use crate::{
     clock,
     ownership::{
-        renewer::{Renewal, read},
+        renewal::{Renewal, read},
         share::{Rhythm, Share},
     },
     testing::{Client, PrivateServer, Reply},
@@ -198,7 +198,9 @@ impl World {
     }
 
     pub(super) fn script(&mut self, script: &Script, args: &[String]) -> Reply {
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let always = ALWAYS.to_string();
+        args.push(&always);
         self.run(script.text, &args)
     }
 
