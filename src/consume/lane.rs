@@ -338,6 +338,7 @@ impl Lane {
     }
 
     fn connect(&mut self) -> Result<()> {
+        self.reader.leave_replica();
         if !self.reader.is_connected() {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);

@@ -1,0 +1,164 @@
+//! What members of a consumer live through together: a topic that grows, a reset of one partition, a
+//! partition for only one of them.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use streamlane::{
+    testing::{Fault, Relay, Way},
+    *,
+};
+
+use crate::{
+    leases::{Member, RENEW, TTL, even, fill, join, join_as, ms},
+    support::*,
+};
+
+#[test]
+fn partitions_that_are_added_are_shared_out_and_read_from_their_beginning() {
+    let server = server();
+    let start = |pod: &str| {
+        let settings = settings(&server.url(), "added", 4).topic_refresh(ms(100));
+        let streams = Streams::open(settings.pod_name(pod)).unwrap();
+        let builder = streams.consumer("added").name("c");
+        let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+        let seen = Seen::default();
+        let all = seen.clone();
+        let consumer = builder.shared(move |m: &Message<'_>| {
+            let body = String::from_utf8_lossy(m.body()).into_owned();
+            all.push((m.partition(), body));
+            Ok(())
+        });
+        Member {
+            consumer: consumer.start().unwrap(),
+            streams,
+            seen,
+        }
+    };
+    let (a, b) = (start("a"), start("b"));
+    expect("a share", || a.lanes().len() == 2 && b.lanes().len() == 2);
+    let before = [a.lanes(), b.lanes()];
+    // whoever adds them publishes at once, before anybody has noticed
+    fill(&server, "added", &["0", "1"]);
+    even(&[&a, &b]);
+    expect("everything", || a.seen.len() + b.seen.len() >= 16);
+    for (m, before) in [&a, &b].iter().zip(before) {
+        for p in before {
+            assert_eq!(m.connects(p), Some(1), "what one had stays as it was");
+        }
+    }
+    b.consumer.stop();
+    even(&[&a]);
+    fill(&server, "added", &["2"]);
+    expect("the rest", || a.seen.len() + b.seen.len() >= 24);
+    let mut all = [a.seen.all(), b.seen.all()].concat();
+    all.sort();
+    let n = all.len();
+    all.dedup();
+    assert_eq!((n, all.len()), (24, 24), "each once");
+}
+
+/// However seldom claims are renewed, whoever waits looks more often.
+#[test]
+fn what_is_released_is_taken_and_what_is_due_is_given_long_before_the_next_renewal() {
+    let server = server();
+    let seldom = |b: ConsumerBuilder| {
+        let b = b.lease_ttl(Duration::from_mins(5));
+        b.lease_renew(Duration::from_mins(1))
+    };
+    let a = join_as(&server.url(), "a", "seldom", seldom);
+    running(&a.consumer);
+    let joined = Instant::now();
+    let b = join_as(&server.url(), "b", "seldom", seldom);
+    even(&[&a, &b]);
+    println!("shared after {:?}", joined.elapsed());
+    let told = Instant::now();
+    b.consumer.stop();
+    println!("stopped after {:?}", told.elapsed());
+    even(&[&a]);
+    println!("all owned after {:?}", told.elapsed());
+    running(&a.consumer);
+    println!("all read after {:?}", told.elapsed());
+    assert!(told.elapsed() < ms(2000), "{:?}", told.elapsed());
+}
+
+/// Claims end on the server so long after it has run the renewal, and here so long after it was sent: an
+/// answer that took its time makes them no longer.
+#[test]
+fn a_slow_answer_makes_no_claim_last_longer_here_than_there() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let a = join(&relay.url(), "a", "slowly");
+    running(&a.consumer);
+    relay.fault(Way::Replies, Fault::Delay(ms(600)));
+    // at least one renewal was sent and answered since
+    thread::sleep(ms(3000));
+    assert_eq!(a.consumer.ownership().standing, Standing::Holding);
+    relay.fault(Way::Requests, Fault::BlackHole);
+    expect("the claims to end here", || a.lanes().is_empty());
+    let b = join(&server.url(), "b", "slowly");
+    let begun = Instant::now();
+    assert!(b.owns() < 8, "they hold there yet");
+    expect("the other to own all", || b.owns() == 8);
+    println!("they ended {:?} later there", begun.elapsed());
+}
+
+#[test]
+fn a_reset_is_taken_by_the_owner_and_by_nobody_else() {
+    let server = server();
+    let url = server.url();
+    let (a, b) = (join(&url, "a", "onereset"), join(&url, "b", "onereset"));
+    even(&[&a, &b]);
+    fill(&server, "onereset", &["0", "1"]);
+    expect("everything", || a.seen.len() == 8 && b.seen.len() == 8);
+    let p = b.lanes()[0];
+    let reset = open(&url, "onereset", 8).admin();
+    let reset = reset.reset("onereset", "c", ResetTo::Start);
+    reset.partition(p).force().apply().unwrap();
+    b.seen.wait_for(10);
+    thread::sleep(2 * RENEW);
+    assert_eq!((a.seen.len(), b.seen.len()), (8, 10));
+    let found = format!("onereset/c: reset marker found for partition {p}");
+    assert_eq!(warned(&found).len(), 1);
+    assert_eq!(warned("onereset/c: reset marker found").len(), 1);
+}
+
+#[test]
+fn a_member_with_nothing_to_do_is_well_and_steps_in() {
+    let server = server();
+    let start = |pod: &str| {
+        let streams = Streams::open(settings(&server.url(), "spare", 1).pod_name(pod)).unwrap();
+        let builder = streams.consumer("spare").name("c");
+        let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+        let seen = Seen::default();
+        let consumer = recording(builder, &seen).start().unwrap();
+        (consumer, seen, streams)
+    };
+    let (a, b) = (start("a"), start("b"));
+    expect("a map of both", || {
+        b.0.ownership().members.len() == 2 && b.0.ownership().is_whole()
+    });
+    assert!(b.0.owned().is_empty());
+    thread::sleep(3 * RENEW);
+    for m in [&a, &b] {
+        let health = m.2.health();
+        assert_eq!(health.status, Status::Healthy, "{health}");
+    }
+    assert_eq!(warned("spare/c"), [""; 0]);
+    let line = [
+        "INFO spare/c: b(",
+        "owns partitions [] of 1, epoch ",
+        "full map: 0->a(",
+    ];
+    assert_eq!(logged(&line).len(), 1, "one line where nothing changes");
+    a.0.stop();
+    publish(&b.2, "spare", 0..1);
+    b.1.wait_for(1);
+    assert_eq!(
+        logged(&["INFO spare/c: b(", "owns partitions [0] of 1"]).len(),
+        1
+    );
+}
