@@ -101,13 +101,11 @@ impl Names {
         let Some((pod, epoch)) = pod.split_once('#') else {
             return instance == format!("foreign-{pod}");
         };
-        match self.epochs.get(instance) {
-            Some(said) => said == epoch,
-            // it was killed before it could say so
-            None => {
-                let of_pod = instance.split_once('.').is_some_and(|(of, _)| of == pod);
-                of_pod && self.epochs.values().all(|said| said != epoch)
-            }
+        if let Some(said) = self.epochs.get(instance) {
+            return said == epoch;
         }
+        // it was killed before it could say so
+        let of_pod = instance.split_once('.').is_some_and(|(of, _)| of == pod);
+        of_pod && self.epochs.values().all(|said| said != epoch)
     }
 }

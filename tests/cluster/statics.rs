@@ -53,8 +53,8 @@ fn says(fleet: &Fleet, pod: &str, words: &[&str]) -> Duration {
     let begun = Instant::now();
     let told = || {
         let lines = fleet.up[pod].lines();
-        let told = lines.lines().any(|l| words.iter().all(|w| l.contains(w)));
-        told
+        let mut lines = lines.lines();
+        lines.any(|l| words.iter().all(|w| l.contains(w)))
     };
     assert!(eventually(PATIENCE, told), "{pod}: {words:?}");
     begun.elapsed()

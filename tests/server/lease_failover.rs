@@ -1,4 +1,5 @@
 //! A server that becomes a replica while another takes its place, under owners that are at work.
+#![allow(clippy::print_stdout)]
 
 use std::{
     thread,
