@@ -163,6 +163,9 @@ impl Lane {
             Handler::Batches(h) => {
                 let writer = RefCell::new(writer);
                 let finish = |r: &Record| {
+                    if context.interrupt.bits() & LOST != 0 {
+                        return; // what it says of another's partition does not count
+                    }
                     let ordinal = base.map(|n| n + u64::from(r.nth));
                     writer.borrow_mut().store(r.id, ordinal);
                 };

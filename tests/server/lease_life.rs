@@ -14,7 +14,7 @@ use streamlane::{
 
 use crate::{
     lease_recipes::{LATE, fill_up, slow},
-    leases::{Member, RENEW, TTL, even, fill, join, join_as, ms},
+    leases::{Member, RENEW, TTL, claims, even, fill, join, join_as, ms},
     support::*,
 };
 
@@ -84,6 +84,36 @@ fn what_is_released_is_taken_and_what_is_due_is_given_long_before_the_next_renew
     a.seen.wait_for(8);
     println!("all read after {:?}", told.elapsed());
     assert!(told.elapsed() < ms(1500), "{:?}", told.elapsed());
+}
+
+/// Who cannot be heard for a while has what it had: nobody takes it because its claims were deleted.
+#[test]
+fn what_looks_free_after_a_deletion_is_left_to_whoever_cannot_say_so_yet() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let long = |b: ConsumerBuilder| b.lease_ttl(ms(7000));
+    let a = join_as(&server.url(), "a", "unheard", long);
+    let b = join_as(&relay.url(), "b", "unheard", long);
+    even(&[&a, &b]);
+    running(&a.consumer);
+    running(&b.consumer);
+    let before = (a.lanes(), b.lanes());
+    relay.fault(Way::Requests, Fault::BlackHole);
+    server
+        .command(&["DEL", "re:o:{unheard}:c", "re:e:{unheard}:c"])
+        .unwrap();
+    // some renewals, and looks of all
+    thread::sleep(ms(2500));
+    assert_eq!(
+        claims(&server, "unheard").len(),
+        5,
+        "its own, and that it lives"
+    );
+    assert_eq!((a.lanes(), b.lanes()), before);
+    relay.heal();
+    expect("all claims", || claims(&server, "unheard").len() == 10);
+    assert_eq!((a.lanes(), b.lanes()), before);
+    assert_eq!(logged(&["unheard", "LOST"]), [""; 0]);
 }
 
 /// Claims end on the server so long after it has run the renewal, and here so long after it was sent: an

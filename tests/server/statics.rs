@@ -405,3 +405,63 @@ fn a_lane_that_stores_on_its_way_meets_a_rival_too() {
         status.state == LaneState::Stopped && status.reason.contains(RIVAL)
     });
 }
+
+/// Neither what was finished and not stored yet, nor what a handler that is still at it says later.
+#[test]
+fn who_stood_down_stores_nothing_more_however_long_its_handler_goes_on() {
+    const RIVAL: &str = "00000000-0000-0000-0000-000000000001";
+    let server = server();
+    let bodies: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+    let bodies: Vec<&str> = bodies.iter().map(String::as_str).collect();
+    let ids = publish_to(&open(&server.url(), "standing", 1), "standing", 0, &bodies);
+    let streams = Streams::open(settings(&server.url(), "standing", 1).pod_name("alone")).unwrap();
+    let builder = streams.consumer("standing").name("c").instance_of(0, 1);
+    let builder = builder.lease_ttl(TTL).lease_renew(RENEW);
+    let builder = builder
+        .persist_interval(ms(600))
+        .contested_grace(Duration::ZERO);
+    let ended = Seen::default();
+    let ends = ended.clone();
+    let consumer = builder.batches(move |_| {
+        let ends = ends.clone();
+        move |batch: &Batch<'_>| {
+            let mut done = 0;
+            while !batch.is_cancelled() {
+                done = (done + 1).min(batch.len() - 1);
+                batch.done(done);
+                thread::sleep(ms(150));
+            }
+            batch.done(batch.len());
+            thread::sleep(ms(1500));
+            ends.push(batch.len());
+            Ok(())
+        }
+    });
+    let a = consumer.start().unwrap();
+    expect("its first position", || {
+        stored(&server, "standing", "c", 0) > Some(StreamId::MIN)
+    });
+    let (presence, value) = (format!("i:{RIVAL}"), format!("{RIVAL}|rival"));
+    let lives = ["HSET", "re:o:{standing}:c", &presence, &value];
+    server.command(&lives).unwrap();
+    let ends = ["ZADD", "re:e:{standing}:c", "1e15", &presence];
+    server.command(&ends).unwrap();
+    let theirs = format!("{}|{RIVAL}", ids[0]);
+    let position = ["HSET", "re:p:{standing}:c", "0", &theirs];
+    expect("it to stand down", || {
+        server.command(&position).unwrap();
+        thread::sleep(ms(20));
+        !logged(&["ERROR standing/c", "STANDS DOWN"]).is_empty()
+    });
+    // but for what is on its way
+    thread::sleep(ms(100));
+    server.command(&position).unwrap();
+    assert_eq!(ended.len(), 0, "its handler is at work");
+    ended.wait_for(1);
+    thread::sleep(ms(800));
+    let stays = server.command(&["HGET", "re:p:{standing}:c", "0"]);
+    assert_eq!(stays.unwrap().text(), theirs, "the other's stays");
+    a.stop();
+    let stays = server.command(&["HGET", "re:p:{standing}:c", "0"]);
+    assert_eq!(stays.unwrap().text(), theirs, "at the end, too");
+}
