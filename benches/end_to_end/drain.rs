@@ -1,35 +1,17 @@
 //! Draining one lane: a stream that is there already, read to its end as fast as it goes.
 
-use std::{
-    cell::Cell,
-    sync::{
-        atomic::{AtomicU32, Ordering::Relaxed},
-        mpsc,
-    },
-    time::Duration,
-};
+use std::{cell::Cell, hint::black_box, time::Duration};
 
-use parking_lot::Mutex;
 use serde::Deserialize;
-use streamlane::{Batch, HasHandler, Message, Schema, StartFrom, typed, typed_batch};
+use streamlane::{Batch, ConsumerBuilder, HasHandler, Message, Schema, typed, typed_batch};
 
 use crate::{
     Bench, Outcome,
     figures::{Way, compare},
-    floor::{Request, command, fields, stream},
-    machine::Mark,
+    floor::{Request, stream},
+    meter::Meter,
+    source,
 };
-
-/// What every body is: JSON, filled up to its size.
-#[derive(Deserialize)]
-struct Order<'a> {
-    id: u64,
-    customer: &'a str,
-}
-
-impl Schema for Order<'static> {
-    type Of<'a> = Order<'a>;
-}
 
 /// A body of exactly so many bytes.
 pub(crate) fn body(bytes: usize) -> Vec<u8> {
@@ -38,105 +20,229 @@ pub(crate) fn body(bytes: usize) -> Vec<u8> {
     format!(r#"{{"id":1234567,"customer":"{name}"}}"#).into_bytes()
 }
 
+/// A document of 184 bytes, with a field of most kinds.
+const DOCUMENT: &[u8; 184] = br#"{"id":1234567,"customer":"a customer of renown","symbol":"EURUSD","side":"buy","price":1.08425,"quantity":250000,"venue":"somewhere","comment":"at the best price there is","firm":true}"#;
+
+#[derive(Deserialize)]
+struct Trade<'a> {
+    id: u64,
+    customer: &'a str,
+    symbol: &'a str,
+    side: &'a str,
+    price: f64,
+    quantity: u64,
+    venue: &'a str,
+    comment: &'a str,
+    firm: bool,
+}
+
+impl Schema for Trade<'static> {
+    type Of<'a> = Trade<'a>;
+}
+
+impl Trade<'_> {
+    /// What a right one counts.
+    fn size(&self) -> usize {
+        let texts = [
+            self.customer,
+            self.symbol,
+            self.side,
+            self.venue,
+            self.comment,
+        ];
+        let right = self.firm
+            && self.id == 1_234_567
+            && self.quantity == 250_000
+            && self.price > 1.0
+            && texts.iter().all(|t| !t.is_empty());
+        if right { DOCUMENT.len() } else { 0 }
+    }
+}
+
 /// What a read aims at unless told otherwise.
 const BATCH_BYTES: usize = 256 * 1024;
-/// After this long without an end something is broken.
-const PATIENCE: Duration = Duration::from_mins(5);
 /// In front of each body and behind the last.
 const FRAMING: usize = 100;
+/// So much work a message makes it worth to read ahead.
+const WORK: Duration = Duration::from_nanos(500);
 
 pub(crate) fn topic(body: usize) -> String {
     format!("drain-{body}")
 }
+
+pub(crate) const DOCUMENTS: &str = "documents";
+
+const COLUMNS: [&str; 3] = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
 
 pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
     for &body in &bench.options.bodies {
         let filled = Cell::new(false);
         for &count in &bench.options.counts {
             let title = format!("drain: {body} B, batches of {count}");
+            let text = self::body(body);
             let lane = Lane {
                 bench,
-                body,
+                topic: &topic(body),
+                body: &text,
                 count,
                 filled: &filled,
             };
-            let columns = ["k msg/s", "client CPU ns/msg", "server CPU ns/msg"];
             let ways = vec![
                 Way::floor("bare socket", || lane.floor()),
+                Way::floor("bare socket, indexing and reading ahead", || {
+                    lane.floor_ahead(|b| sum(b))
+                }),
                 Way::new("batch handler", || lane.batches()),
-                Way::new("message handler", || lane.messages()),
-                Way::new("JSON handler", || lane.json()),
-                Way::new("JSON batch handler", || lane.json_batches()),
+                Way::new("message handler", || lane.messages(true, sum)),
             ];
-            compare(&bench.options, &title, &columns, ways)?;
+            compare(&bench.options, &title, &COLUMNS, ways)?;
+            if body == bench.options.bodies[0] {
+                lane.work()?;
+            }
         }
         bench.server.command(&["DEL", &stream(&topic(body))])?;
     }
+    documents(bench)
+}
+
+/// Bodies that are parsed.
+fn documents(bench: &Bench) -> Outcome<()> {
+    let filled = Cell::new(false);
+    for &count in &bench.options.counts {
+        let lane = Lane {
+            bench,
+            topic: DOCUMENTS,
+            body: DOCUMENT,
+            count,
+            filled: &filled,
+        };
+        let title = format!("JSON: {} B, batches of {count}", DOCUMENT.len());
+        let ways = vec![
+            Way::floor("bare socket and simd-json", || {
+                let (mut buffers, mut failed) = (simd_json::Buffers::new(DOCUMENT.len()), false);
+                let figures = lane.floor_ahead(|body| {
+                    let trade = simd_json::serde::from_slice_with_buffers(body, &mut buffers);
+                    failed |= trade.is_err();
+                    trade.map_or(0, |t: Trade<'_>| t.size())
+                });
+                if failed {
+                    Err("a document was not understood".into())
+                } else {
+                    figures
+                }
+            }),
+            Way::new("JSON handler", || lane.json()),
+            Way::new("JSON batch handler", || lane.json_batches()),
+        ];
+        compare(&bench.options, &title, &COLUMNS, ways)?;
+    }
+    bench.server.command(&["DEL", &stream(DOCUMENTS)])?;
     Ok(())
 }
 
-/// Puts the messages there, a thousand at a time.
-fn fill(bench: &Bench, bytes: usize) -> Outcome<()> {
-    const PIECE: usize = 1000;
-    let (key, body) = (stream(&topic(bytes)), body(bytes));
-    let head: [&[u8]; 3] = [b"XADD", key.as_bytes(), b"*"];
-    let one = command(&[&head[..], &fields(&body)].concat());
-    let mut wire = bench.wire()?;
-    let mut left = bench.options.entries_of(bytes) as usize;
-    while left > 0 {
-        let n = left.min(PIECE);
-        wire.send(&one.repeat(n))?;
-        wire.ids(n)?;
-        left -= n;
-    }
-    Ok(())
+/// What a handler does with a body: it looks at each byte of it, and counts them.
+pub(crate) fn sum(body: &[u8]) -> usize {
+    let (words, rest) = body.as_chunks::<8>();
+    let words = words.iter().map(|w| u64::from_le_bytes(*w));
+    let rest = rest
+        .iter()
+        .map(|b| u64::from(*b))
+        .fold(0, u64::wrapping_add);
+    black_box(words.fold(rest, u64::wrapping_add));
+    body.len()
+}
+
+/// As [`sum`], for longer.
+fn sum_slowly(body: &[u8]) -> usize {
+    let until = crate::machine::now_ns() + WORK.as_nanos() as u64;
+    while crate::machine::now_ns() < until {}
+    sum(body)
 }
 
 /// What a drain is about.
 struct Lane<'a> {
     bench: &'a Bench,
-    body: usize,
+    topic: &'a str,
+    body: &'a [u8],
     count: u32,
     filled: &'a Cell<bool>,
 }
 
 impl Lane<'_> {
+    /// What a handler that takes its time gains from the next batch being under way meanwhile.
+    fn work(&self) -> Outcome<()> {
+        let title = format!(
+            "read-ahead: {} ns of work a message, batches of {}",
+            WORK.as_nanos(),
+            self.count
+        );
+        let ways = vec![
+            Way::floor("without", || self.messages(false, sum_slowly)),
+            Way::new("with", || self.messages(true, sum_slowly)),
+        ];
+        compare(&self.bench.options, &title, &COLUMNS, ways)
+    }
+
+    fn request(&self) -> Request {
+        let fits = (BATCH_BYTES / (self.body.len() + FRAMING)) as u32;
+        Request::new(&stream(self.topic), self.count.min(fits))
+    }
+
+    /// Looks at each body as soon as it has found it, and asks for more when it has seen all.
     fn floor(&self) -> Outcome<Vec<f64>> {
-        let (mut meter, done) = self.meter()?;
-        let fits = (BATCH_BYTES / (self.body + FRAMING)) as u32;
-        let mut request = Request::new(&topic(self.body), self.count.min(fits));
+        let meter = self.meter()?;
+        let (mut lap, mut request) = (meter.lap(0), self.request());
         let (mut wire, mut cursor) = (self.bench.wire()?, b"0-0".to_vec());
-        while meter.is_running() {
+        while lap.is_running() {
             wire.send(request.after(&cursor))?;
             let mut bytes = 0;
-            let n = wire.entries(&mut cursor, |body| bytes += body.len())?;
+            let n = wire.entries(&mut cursor, |body| bytes += sum(body))?;
             if n == 0 {
                 return Err("the stream ended early".into());
             }
-            meter.add(n, bytes);
+            lap.add(n, bytes);
         }
-        self.figures(&done.recv()?)
+        self.figures(&meter)
+    }
+
+    /// Finds all bodies, asks for more, and only then looks at them.
+    fn floor_ahead(&self, mut look: impl FnMut(&mut [u8]) -> usize) -> Outcome<Vec<f64>> {
+        let meter = self.meter()?;
+        let (mut lap, mut request) = (meter.lap(0), self.request());
+        let (mut wire, mut cursor) = (self.bench.wire()?, b"0-0".to_vec());
+        let mut places = Vec::with_capacity(self.count as usize);
+        wire.send(request.after(&cursor))?;
+        while lap.is_running() {
+            let n = wire.index(&mut cursor, &mut places)?;
+            if n == 0 {
+                return Err("the stream ended early".into());
+            }
+            wire.send(request.after(&cursor))?;
+            let bytes = places.iter().map(|place| look(wire.body(*place))).sum();
+            lap.add(n, bytes);
+        }
+        self.figures(&meter)
     }
 
     fn batches(&self) -> Outcome<Vec<f64>> {
         self.run(|builder, meter| {
             builder.batches(move |_| {
-                let mut meter = meter.take();
+                let mut lap = meter.lap(0);
                 move |batch: &Batch<'_>| {
-                    let bytes = batch.messages().map(|m| m.body().len()).sum();
-                    meter.add(batch.len(), bytes);
+                    let bytes = batch.messages().map(|m| sum(m.body())).sum();
+                    lap.add(batch.len(), bytes);
                     Ok(())
                 }
             })
         })
     }
 
-    fn messages(&self) -> Outcome<Vec<f64>> {
+    fn messages(&self, read_ahead: bool, look: fn(&[u8]) -> usize) -> Outcome<Vec<f64>> {
         self.run(|builder, meter| {
-            builder.messages(move |_| {
-                let mut meter = meter.take();
+            builder.read_ahead(read_ahead).messages(move |_| {
+                let mut lap = meter.lap(0);
                 move |m: &Message<'_>| {
-                    meter.add(1, m.body().len());
+                    lap.add(1, look(m.body()));
                     Ok(())
                 }
             })
@@ -146,10 +252,9 @@ impl Lane<'_> {
     fn json(&self) -> Outcome<Vec<f64>> {
         self.run(|builder, meter| {
             builder.json(move |_| {
-                let mut meter = meter.take();
-                typed::<Order<'_>>(move |order, m| {
-                    let read = order.id == 1_234_567 && !order.customer.is_empty();
-                    meter.add(1, if read { m.body().len() } else { 0 });
+                let mut lap = meter.lap(0);
+                typed::<Trade<'_>>(move |trade, _| {
+                    lap.add(1, trade.size());
                     Ok(())
                 })
             })
@@ -159,11 +264,9 @@ impl Lane<'_> {
     fn json_batches(&self) -> Outcome<Vec<f64>> {
         self.run(|builder, meter| {
             builder.json_batches(move |_| {
-                let mut meter = meter.take();
-                typed_batch::<Order<'_>>(move |orders, batch| {
-                    let read = |o: &Order<'_>| o.id == 1_234_567 && !o.customer.is_empty();
-                    let read = orders.iter().zip(batch).filter(|(o, _)| read(o));
-                    meter.add(orders.len(), read.map(|(_, m)| m.body().len()).sum());
+                let mut lap = meter.lap(0);
+                typed_batch::<Trade<'_>>(move |trades, _| {
+                    lap.add(trades.len(), trades.iter().map(Trade::size).sum());
                     Ok(())
                 })
             })
@@ -173,113 +276,25 @@ impl Lane<'_> {
     /// Drains with a consumer of its own.
     fn run(
         &self,
-        handle: impl FnOnce(
-            streamlane::ConsumerBuilder,
-            Lent,
-        ) -> streamlane::ConsumerBuilder<HasHandler>,
+        handle: impl FnOnce(ConsumerBuilder, Meter) -> ConsumerBuilder<HasHandler>,
     ) -> Outcome<Vec<f64>> {
-        static NTH: AtomicU32 = AtomicU32::new(0);
-        let (meter, done) = self.meter()?;
-        let builder = self
-            .bench
-            .streams
-            .consumer(topic(self.body))
-            .name(format!("drain-{}", NTH.fetch_add(1, Relaxed)))
-            .batch_size(self.count)
-            .start_from(StartFrom::Beginning);
-        let consumer = handle(builder, Lent(Mutex::new(Some(meter)))).start()?;
-        let marks = done.recv_timeout(PATIENCE)?;
+        let meter = self.meter()?;
+        let builder = source::reader(self.bench, self.topic).batch_size(self.count);
+        let consumer = handle(builder, meter.clone()).start()?;
+        meter.wait()?;
         consumer.stop();
-        self.figures(&marks)
+        self.figures(&meter)
     }
 
-    fn meter(&self) -> Outcome<(Meter, mpsc::Receiver<Marks>)> {
+    fn meter(&self) -> Outcome<Meter> {
+        let n = self.bench.options.entries_of(self.body.len());
         if !self.filled.replace(true) {
-            fill(self.bench, self.body)?;
+            source::fill(self.bench, &stream(self.topic), self.body, n)?;
         }
-        let total = self.bench.options.entries_of(self.body);
-        let (done, marks) = mpsc::sync_channel(1);
-        let meter = Meter {
-            seen: 0,
-            bytes: 0,
-            next: total / 10,
-            total,
-            first: None,
-            server_pid: self.bench.server_pid()?,
-            done,
-        };
-        Ok((meter, marks))
+        Meter::new(self.bench, 1, n)
     }
 
-    fn figures(&self, marks: &Marks) -> Outcome<Vec<f64>> {
-        if marks.bytes != self.bench.options.entries_of(self.body) * self.body as u64 {
-            return Err("not every body was seen once".into());
-        }
-        let ((from, before), (to, after)) = (marks.first, marks.last);
-        let n = (to - from) as f64;
-        Ok(vec![
-            n * 1e6 / (after.at - before.at) as f64,
-            (after.client - before.client) as f64 / n,
-            (after.server - before.server) as f64 / n,
-        ])
-    }
-}
-
-/// Counts messages. Its clock runs from about the tenth part of them, when everything is warm, to the last.
-struct Meter {
-    seen: u64,
-    bytes: u64,
-    next: u64,
-    total: u64,
-    first: Option<(u64, Mark)>,
-    server_pid: u32,
-    done: mpsc::SyncSender<Marks>,
-}
-
-/// How many messages had been seen at which moment.
-struct Marks {
-    first: (u64, Mark),
-    last: (u64, Mark),
-    bytes: u64,
-}
-
-impl Meter {
-    fn is_running(&self) -> bool {
-        self.seen < self.total
-    }
-
-    #[inline]
-    fn add(&mut self, messages: usize, bytes: usize) {
-        self.seen += messages as u64;
-        self.bytes += bytes as u64;
-        if self.seen >= self.next {
-            self.mark();
-        }
-    }
-
-    #[cold]
-    fn mark(&mut self) {
-        let here = (self.seen, Mark::now(self.server_pid));
-        let first = *self.first.get_or_insert(here);
-        self.next = self.total;
-        if !self.is_running() {
-            self.next = u64::MAX;
-            // nobody listens any more when the run failed
-            let _ = self.done.try_send(Marks {
-                first,
-                last: here,
-                bytes: self.bytes,
-            });
-        }
-    }
-}
-
-/// A meter on its way to the one handler that is made.
-struct Lent(Mutex<Option<Meter>>);
-
-impl Lent {
-    fn take(&self) -> Meter {
-        let meter = self.0.lock().take();
-        meter.expect("one handler for the one partition")
+    fn figures(&self, meter: &Meter) -> Outcome<Vec<f64>> {
+        meter.figures(self.body.len())
     }
 }

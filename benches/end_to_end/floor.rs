@@ -101,6 +101,29 @@ impl Wire {
         cursor: &mut Vec<u8>,
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<usize> {
+        self.scan(cursor, |bytes, (at, len)| each(&bytes[at..][..len]))
+    }
+
+    /// As [`entries`](Self::entries), and only notes where the bodies lie: see [`body`](Self::body).
+    pub(crate) fn index(
+        &mut self,
+        cursor: &mut Vec<u8>,
+        places: &mut Vec<(usize, usize)>,
+    ) -> io::Result<usize> {
+        places.clear();
+        self.scan(cursor, |_, place| places.push(place))
+    }
+
+    /// A body that was found, until the next answer is received.
+    pub(crate) fn body(&mut self, (at, len): (usize, usize)) -> &mut [u8] {
+        &mut self.buffer[at..][..len]
+    }
+
+    fn scan(
+        &mut self,
+        cursor: &mut Vec<u8>,
+        mut each: impl FnMut(&[u8], (usize, usize)),
+    ) -> io::Result<usize> {
         let (mut at, mut left, mut n) = (0, None, 0);
         let mut id = 0..0;
         loop {
@@ -119,7 +142,7 @@ impl Wire {
                 while *left > 0
                     && let Some(e) = entry(bytes, at)
                 {
-                    each(&bytes[e.body.0..][..e.body.1]);
+                    each(bytes, e.body);
                     id = e.id.0..e.id.0 + e.id.1;
                     (at, *left) = (e.end, *left - 1);
                 }
@@ -205,7 +228,12 @@ pub(crate) fn command(args: &[&[u8]]) -> Vec<u8> {
 
 /// The stream of a topic that has one partition.
 pub(crate) fn stream(topic: &str) -> String {
-    format!("re:s:{{{topic}}}:0")
+    partition(topic, 0)
+}
+
+/// The stream of one of a topic's partitions.
+pub(crate) fn partition(topic: &str, n: u32) -> String {
+    format!("re:s:{{{topic}}}:{n}")
 }
 
 /// An XADD as a publisher sends it, trimming included.
@@ -234,8 +262,9 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(topic: &str, count: u32) -> Self {
-        let (key, count) = (stream(topic), count.to_string());
+    /// Reads a stream, at most so many entries at a time.
+    pub(crate) fn new(key: &str, count: u32) -> Self {
+        let count = count.to_string();
         let args: [&[u8]; 8] = [
             b"XREAD",
             b"BLOCK",

@@ -25,6 +25,8 @@ pub(crate) const TOPIC: &str = "latency";
 
 /// Messages a second.
 const RATE: u64 = 10_000;
+/// How long a spinning lane polls its socket before it sleeps.
+const SPIN: Duration = Duration::from_micros(100);
 /// Lines in the answer to an XADD.
 const LINES: u64 = 2;
 /// After this long without an end something is broken.
@@ -36,7 +38,8 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
         let columns = ["p50 us", "p99 us", "publisher and reader CPU us/msg"];
         let ways = vec![
             Way::floor("bare socket", || floor(bench, size)),
-            Way::new("message handler", || lane(bench, size)),
+            Way::new("message handler", || lane(bench, size, Duration::ZERO)),
+            Way::new("message handler, spinning", || lane(bench, size, SPIN)),
         ];
         compare(&bench.options, &title, &columns, ways)?;
     }
@@ -45,7 +48,7 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
 
 fn floor(bench: &Bench, size: usize) -> Outcome<Vec<f64>> {
     let mut cursor = newest(bench, size)?.into_bytes();
-    let (mut wire, mut request) = (bench.wire()?, Request::new(TOPIC, 100));
+    let (mut wire, mut request) = (bench.wire()?, Request::new(&stream(TOPIC), 100));
     let mut times = Times::new(bench.options.paced)?;
     let give_up = now_ns() + PATIENCE.as_nanos() as u64;
     thread::scope(|s| {
@@ -64,7 +67,7 @@ fn floor(bench: &Bench, size: usize) -> Outcome<Vec<f64>> {
     })
 }
 
-fn lane(bench: &Bench, size: usize) -> Outcome<Vec<f64>> {
+fn lane(bench: &Bench, size: usize, spin: Duration) -> Outcome<Vec<f64>> {
     static NTH: AtomicU32 = AtomicU32::new(0);
     newest(bench, size)?;
     let (done, all) = mpsc::sync_channel(1);
@@ -74,6 +77,7 @@ fn lane(bench: &Bench, size: usize) -> Outcome<Vec<f64>> {
         .consumer(TOPIC)
         .name(format!("latency-{}", NTH.fetch_add(1, Relaxed)))
         .start_from(StartFrom::Now)
+        .spin(spin)
         .messages(move |_| {
             let times = lent.lock().take();
             let mut times = times.expect("one handler for the one partition");

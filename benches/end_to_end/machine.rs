@@ -6,9 +6,8 @@ use rustix::{
     thread::{CpuSet, clock_nanosleep_absolute, sched_getaffinity, sched_setaffinity},
     time::{ClockId, Timespec, clock_gettime},
 };
-use streamlane::testing::PrivateServer;
 
-use crate::{Outcome, options::Options};
+use crate::Outcome;
 
 /// Who shares a core with whom.
 #[derive(Clone, Copy, Debug)]
@@ -134,12 +133,8 @@ fn used_by(pid: u32) -> u64 {
     tasks.flatten().filter_map(used).sum()
 }
 
-/// Prints what the figures depend on.
-pub(crate) fn describe(
-    options: &Options,
-    placement: &Placement,
-    server: &PrivateServer,
-) -> Outcome<()> {
+/// What figures depend on.
+pub(crate) fn conditions(rounds: usize, placement: &Placement) -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = info
         .lines()
@@ -147,25 +142,13 @@ pub(crate) fn describe(
         .map_or("unknown", |(_, name)| name);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!(
-        "streamlane {} on {}, {}",
-        env!("CARGO_PKG_VERSION"),
-        server.engine()?,
-        if options.unix {
-            "Unix socket"
-        } else {
-            "loopback TCP"
-        }
-    );
-    println!(
-        "machine: {cpu}, {} cores, Linux {}, load {}",
+    format!(
+        "machine: {cpu}, {} cores, Linux {}, load {}\n\
+         server on {:?}, client on {:?} of the cores; {rounds} rounds; figures: median [min-max]",
         placement.of,
         kernel.trim(),
         load.split(' ').next().unwrap_or("?"),
-    );
-    println!(
-        "server on {:?}, client on {:?} of the cores; {} rounds; figures: median [min-max]; x: by a floor's figure",
-        placement.server, placement.client, options.rounds
-    );
-    Ok(())
+        placement.server,
+        placement.client,
+    )
 }

@@ -13,12 +13,17 @@
 mod drain;
 mod figures;
 mod floor;
+mod lanes;
+mod large;
 mod latency;
 mod load;
 mod machine;
+mod meter;
 mod options;
 mod paths;
 mod sharing;
+mod source;
+mod upkeep;
 
 use std::{error::Error, io, process::ExitCode};
 
@@ -48,12 +53,15 @@ impl Bench {
         placement.for_server()?;
         let server = PrivateServer::builder().tcp().start()?;
         placement.for_client()?;
-        machine::describe(&options, &placement, &server)?;
-        let url = if options.unix {
-            server.url()
+        let (url, transport) = if options.unix {
+            (server.url(), "Unix socket")
         } else {
-            server.tcp_url()
+            (server.tcp_url(), "loopback TCP")
         };
+        let (version, engine) = (env!("CARGO_PKG_VERSION"), server.engine()?);
+        println!("streamlane {version} on {engine}, {transport}");
+        println!("{}", machine::conditions(options.rounds, &placement));
+        println!("x: by a floor's figure");
         let topic = || TopicSettings::default().partitions(1);
         let settings = [latency::TOPIC, paths::TOPIC, sharing::TOPIC]
             .into_iter()
@@ -63,6 +71,19 @@ impl Bench {
         let settings = options.bodies.iter().fold(settings, |s, body| {
             s.with_topic(drain::topic(*body), topic().max_len(100_000_000))
         });
+        let several = options.lanes.iter().map(|n| (lanes::topic(*n), *n));
+        let several = several.chain([(upkeep::TOPIC.to_owned(), upkeep::LANES)]);
+        let settings = several.fold(settings, |s, (name, n)| {
+            s.with_topic(
+                name,
+                TopicSettings::default().partitions(n).max_len(100_000_000),
+            )
+        });
+        let settings = [drain::DOCUMENTS, large::TOPIC]
+            .into_iter()
+            .fold(settings, |s, name| {
+                s.with_topic(name, topic().max_len(100_000_000))
+            });
         let buffer = ProducerSettings::new(paths::TOPIC).max_queue(paths::QUEUE);
         let settings = settings.with_producer(buffer).connection_string(url);
         let streams = Streams::open(settings)?;
@@ -97,6 +118,9 @@ fn run() -> Outcome<()> {
     drain::measure(&bench)?;
     paths::measure(&bench)?;
     sharing::measure(&bench)?;
+    lanes::measure(&bench)?;
+    large::measure(&bench)?;
+    upkeep::measure(&bench)?;
     latency::measure(&bench)
 }
 

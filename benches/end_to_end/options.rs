@@ -13,6 +13,7 @@ Measures streamlane beside a bare socket on one private server.
   --bodies A,B     body sizes in bytes (default 100,1024)
   --counts A,B     batch sizes (default 100,1000)
   --threads A,B    threads that share a publisher (default 1,2,4,8,16)
+  --lanes A,B      partitions that are read at once (default 1,4,16,64)
   --entries N      messages in a drained stream of 100 B bodies (default 300000)
   --only TEXT      only rows whose title and label contain TEXT, such as 'drain', '100 B' or 'batch handler'
   --smoke          next to nothing of everything, to see that it works; so does `cargo test --benches`
@@ -27,6 +28,7 @@ pub(crate) struct Options {
     pub(crate) bodies: Vec<usize>,
     pub(crate) counts: Vec<u32>,
     pub(crate) threads: Vec<usize>,
+    pub(crate) lanes: Vec<u32>,
     pub(crate) only: Option<String>,
     /// Messages in a drained stream of small bodies; of large ones there are fewer.
     pub(crate) entries: u64,
@@ -45,6 +47,7 @@ impl Default for Options {
             bodies: vec![100, 1024],
             counts: vec![100, 1000],
             threads: vec![1, 2, 4, 8, 16],
+            lanes: vec![1, 4, 16, 64],
             only: None,
             entries: 300_000,
             window: Duration::from_millis(300),
@@ -88,13 +91,14 @@ impl Options {
                 "--bodies" => o.bodies = list(&value()?)?,
                 "--counts" => o.counts = list(&value()?)?,
                 "--threads" => o.threads = list(&value()?)?,
+                "--lanes" => o.lanes = list(&value()?)?,
                 "--entries" => o.entries = value()?.parse()?,
                 "--only" => o.only = Some(value()?),
                 _ => return Err(format!("{arg}: no such option; see --help").into()),
             }
         }
-        if o.rounds == 0 || o.threads.contains(&0) {
-            return Err("at least one round, and one thread".into());
+        if o.rounds == 0 || o.threads.contains(&0) || o.lanes.contains(&0) {
+            return Err("at least one round, one thread and one lane".into());
         }
         if o.bodies.iter().any(|b| *b < 64) {
             return Err("bodies have 64 bytes or more".into());
@@ -106,6 +110,12 @@ impl Options {
     pub(crate) fn entries_of(&self, body: usize) -> u64 {
         let scale = if body > 512 { 3 } else { 1 };
         self.entries / scale
+    }
+
+    /// Whether any row of a table may be wanted.
+    pub(crate) fn wants_any_of(&self, title: &str) -> bool {
+        let wanted = |text: &String| title.contains(&**text) || !text.contains(':');
+        self.only.as_ref().is_none_or(wanted)
     }
 
     pub(crate) fn wants(&self, title: &str, label: &str) -> bool {

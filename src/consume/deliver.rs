@@ -90,8 +90,9 @@ impl Lane {
                     count(&self.monitor.handled, called.handed as u64);
                     if attempts.made > 1 {
                         self.recovered(&attempts);
+                        attempts = Attempts::default();
                     }
-                    attempts = Attempts::default();
+                    attempts.made = 0;
                     self.finished(start, total)
                 }
                 Err(failure) if self.context.interrupt.bits() & STOP != 0 => {

@@ -15,11 +15,6 @@ pub(super) const STORE: Script = Script {
     text: r"#!lua flags=allow-oom
 local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local me, by_field = ARGV[1], ARGV[2] == 'f'
-local now
-if not by_field then
-  local t = redis.call('TIME')
-  now = t[1] * 1000 + math.floor(t[2] / 1000)
-end
 local function less(a, b)
   if #a ~= #b then return #a < #b end
   return a < b
@@ -36,34 +31,50 @@ local function behind(value, stored)
   if ms ~= stored_ms then return less(ms, stored_ms) end
   return less(seq, stored_seq)
 end
-local fates = {}
+local partitions, fields = {}, {}
 for i = 3, #ARGV, 3 do
-  local p, value, fate = ARGV[i], ARGV[i + 1], 'd'
-  local owner = redis.call('HGET', hash, p)
-  if owner and not by_field then
-    local score = redis.call('ZSCORE', set, p)
-    if score and tonumber(score) <= now then owner = false end
+  partitions[#partitions + 1] = ARGV[i]
+  fields[#fields + 1] = ARGV[i]
+  fields[#fields + 1] = '__reset:' .. ARGV[i]
+end
+local owners = redis.call('HMGET', hash, unpack(partitions))
+if not by_field then
+  local t = redis.call('TIME')
+  local now = t[1] * 1000 + math.floor(t[2] / 1000)
+  for i, score in ipairs(redis.call('ZMSCORE', set, unpack(partitions))) do
+    if score and tonumber(score) <= now then owners[i] = false end
   end
-  if not owner then
-    fate = 'm'
-  elseif owner ~= me then
-    fate = 'o'
-  elseif redis.call('HEXISTS', positions, '__reset:' .. p) == 1 then
-    fate = 'r'
+end
+local found = redis.call('HMGET', positions, unpack(fields))
+local fates, moved, counted = {}, {}, {}
+for i, p in ipairs(partitions) do
+  local value, ordinal = ARGV[3 * i + 1], ARGV[3 * i + 2]
+  local stored, reset = found[2 * i - 1], found[2 * i]
+  if not owners[i] then
+    fates[i] = 'm'
+  elseif owners[i] ~= me then
+    fates[i] = 'o'
+  elseif reset then
+    fates[i] = 'r'
+  elseif stored and behind(value, stored) then
+    fates[i] = 'b'
   else
-    local stored = redis.call('HGET', positions, p)
-    if stored and behind(value, stored) then
-      fate = 'b'
-    else
-      if stored ~= value then redis.call('HSET', positions, p, value) end
-      if ARGV[i + 2] ~= '' then redis.call('HSET', meta, p .. ':ordinal', ARGV[i + 2]) end
+    fates[i] = 'd'
+    if stored ~= value then
+      moved[#moved + 1] = p
+      moved[#moved + 1] = value
+    end
+    if ordinal ~= '' then
+      counted[#counted + 1] = p .. ':ordinal'
+      counted[#counted + 1] = ordinal
     end
   end
-  fates[#fates + 1] = fate
 end
+if #moved > 0 then redis.call('HSET', positions, unpack(moved)) end
+if #counted > 0 then redis.call('HSET', meta, unpack(counted)) end
 return table.concat(fates)",
-    sha1: "337e6890d6af2eabcf0b97fbc237842c40c89c9b",
-    commands: "+eval +evalsha +time +hget +hset +hexists +zscore",
+    sha1: "2400189837221afd8d174408c5741b5aaab2ebfa",
+    commands: "+eval +evalsha +time +hmget +hset +zmscore",
 };
 
 /// The position of one partition, wherever the stored one is: a reset, or a stream that is another.

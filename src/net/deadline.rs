@@ -11,6 +11,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at_ms: u64,
+    allowed_ms: u64,
     allowed: Duration,
 }
 
@@ -19,8 +20,10 @@ const TICK_MS: u64 = 10;
 
 impl Deadline {
     pub(crate) fn after(allowed: Duration) -> Self {
+        let allowed_ms = clock::ceil_ms(allowed);
         Self {
-            at_ms: clock::coarse_ms().saturating_add(clock::ceil_ms(allowed)),
+            at_ms: clock::coarse_ms().saturating_add(allowed_ms),
+            allowed_ms,
             allowed,
         }
     }
@@ -30,6 +33,7 @@ impl Deadline {
     pub(crate) fn spent(allowed: Duration) -> Self {
         Self {
             at_ms: clock::coarse_ms(),
+            allowed_ms: clock::ceil_ms(allowed),
             allowed,
         }
     }
@@ -39,9 +43,18 @@ impl Deadline {
         self.allowed
     }
 
+    /// When it began, on the coarse clock.
+    pub(crate) fn began_ms(self) -> u64 {
+        self.at_ms.saturating_sub(self.allowed_ms)
+    }
+
     /// What is left of it; zero when it has passed.
     pub(crate) fn left(self) -> Duration {
-        Duration::from_millis(self.at_ms.saturating_sub(clock::coarse_ms()))
+        Duration::from_millis(self.left_ms())
+    }
+
+    fn left_ms(self) -> u64 {
+        self.at_ms.saturating_sub(clock::coarse_ms())
     }
 
     /// Whether three quarters of its time, or more, come after a moment of the coarse clock.
@@ -52,9 +65,12 @@ impl Deadline {
     /// What a single wait may take: all that was allowed while next to nothing of it is used up, so that
     /// a socket's timeout need not be set anew for every call.
     pub(crate) fn wait(self) -> Duration {
-        let left = self.left();
-        let untouched = !left.is_zero() && left + Duration::from_millis(TICK_MS) >= self.allowed;
-        if untouched { self.allowed } else { left }
+        let left = self.left_ms();
+        if left > 0 && left + TICK_MS >= self.allowed_ms {
+            self.allowed
+        } else {
+            Duration::from_millis(left)
+        }
     }
 
     /// As [`wait`](Self::wait), for the rest of an answer.

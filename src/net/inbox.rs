@@ -68,7 +68,9 @@ impl Inbox {
         by: Deadline,
     ) -> Result<Head> {
         loop {
-            if let Some(head) = take(self)? {
+            if !self.is_drained()
+                && let Some(head) = take(self)?
+            {
                 return Ok(head);
             }
             let spin = self.spin;

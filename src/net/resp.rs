@@ -310,6 +310,13 @@ pub(crate) fn arg(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Adds two arguments, a name of one byte and what it names.
+#[inline]
+pub(crate) fn pair(out: &mut Vec<u8>, [name]: [u8; 1], value: &[u8]) {
+    out.extend_from_slice(&[b'$', b'1', b'\r', b'\n', name, b'\r', b'\n']);
+    arg(out, value);
+}
+
 /// Adds one argument that is in two parts.
 pub(crate) fn arg_joined(out: &mut Vec<u8>, first: &[u8], then: &[u8]) {
     mark(out, b'$', first.len() + then.len());

@@ -116,7 +116,11 @@ impl Table {
     ///
     /// When there is no such partition.
     fn slot(&self, partition: u32) -> &Slot {
-        let (segment, place) = place(partition);
+        self.slot_at(place(partition))
+    }
+
+    #[inline]
+    fn slot_at(&self, (segment, place): (usize, usize)) -> &Slot {
         let slots = self.segments[segment].get();
         &slots.expect("a partition of the table")[place]
     }
@@ -125,11 +129,13 @@ impl Table {
     /// is no such partition.
     pub(crate) fn writer(self: &Arc<Self>, partition: u32) -> Option<Writer> {
         let slot = self.get(partition)?;
+        let place = place(partition);
         // Acquire: what the writer before us stored is what we go on from.
         let taken = slot.claimed.swap(true, Ordering::Acquire);
         (!taken).then(|| Writer {
             table: Arc::clone(self),
             partition,
+            place,
         })
     }
 
@@ -193,6 +199,8 @@ impl Slot {
 pub(crate) struct Writer {
     table: Arc<Table>,
     partition: u32,
+    /// Where its slot is, which never moves.
+    place: (usize, usize),
 }
 
 impl Writer {
@@ -213,7 +221,7 @@ impl Writer {
     /// Moves the position to `id`, which must not lie before the present one, unless it is a reset.
     #[inline]
     pub(crate) fn store(&mut self, id: StreamId, ordinal: Option<u64>) {
-        let slot = self.table.slot(self.partition);
+        let slot = self.table.slot_at(self.place);
         // Only we write it.
         let version = slot.version.load(Ordering::Relaxed);
         slot.version.store(version + 1, Ordering::Relaxed);

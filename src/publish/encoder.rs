@@ -185,8 +185,5 @@ impl Encoder {
 
 /// Adds the fields of an entry, names and values.
 pub(super) fn fields(out: &mut Vec<u8>, entry: &Entry<'_>) {
-    for (name, value) in entry.pairs() {
-        resp::arg(out, name);
-        resp::arg(out, value);
-    }
+    entry.each_pair(|name, value| resp::pair(out, *name, value));
 }

@@ -9,10 +9,9 @@ use crate::{
         Connection, Deadline, Inbox, Interrupt,
         script::{Form, by_hash_first},
     },
-    wire::Entry,
 };
 
-use super::{Encoder, Outgoing, Packing, PublishPlan, Published, once::Dedupe};
+use super::{Encoder, Outgoing, Packing, PublishPlan, Published};
 
 /// A pipeline is sent in pieces of at most so many bytes or messages, each answered before the next
 /// goes out, so that neither side has to hold more.
@@ -104,11 +103,18 @@ impl Link {
         let partition = encoder.route(m, || encoder.turn())?;
         let once = dedupe.is_some();
         let route = Route { partition, once };
-        let published = by_hash_first(|form| {
-            self.out.clear();
-            append(&mut self.out, &encoder, &entry, dedupe, partition, form);
-            self.exchange(&encoder, route, by)
-        });
+        let published = match dedupe {
+            None => {
+                self.out.clear();
+                encoder.xadd(&mut self.out, &entry, partition);
+                self.exchange(&encoder, route, by)
+            }
+            Some(dedupe) => by_hash_first(|form| {
+                self.out.clear();
+                encoder.once(&mut self.out, &entry, dedupe, partition, form);
+                self.exchange(&encoder, route, by)
+            }),
+        };
         self.packing = packing;
         published.inspect_err(|e| {
             if is_over(e) {
@@ -237,7 +243,10 @@ impl Link {
         } else {
             Form::Whole
         };
-        append(&mut self.out, encoder, &entry, dedupe, partition, form);
+        match dedupe {
+            None => encoder.xadd(&mut self.out, &entry, partition),
+            Some(dedupe) => encoder.once(&mut self.out, &entry, dedupe, partition, form),
+        }
         Ok(Route { partition, once })
     }
 
@@ -263,8 +272,7 @@ impl Link {
     pub(super) fn make_ready(&mut self, by: Deadline) -> Result<Arc<Encoder>> {
         if let Some(c) = &mut self.connection
             && (!self.inbox.is_drained()
-                || clock::coarse_ms().saturating_sub(self.used_ms) > IDLE_MS
-                    && c.check_idle().is_err())
+                || by.began_ms().saturating_sub(self.used_ms) > IDLE_MS && c.check_idle().is_err())
         {
             self.connection = None;
         }
@@ -352,21 +360,6 @@ impl Link {
         } else {
             encoder.id(head, text, partition).map(Published::new)
         }
-    }
-}
-
-/// Adds the command that appends an entry, once if it has a dedupe id.
-fn append(
-    out: &mut Vec<u8>,
-    encoder: &Encoder,
-    entry: &Entry<'_>,
-    dedupe: Option<Dedupe<'_>>,
-    partition: u32,
-    form: Form,
-) {
-    match dedupe {
-        None => encoder.xadd(out, entry, partition),
-        Some(dedupe) => encoder.once(out, entry, dedupe, partition, form),
     }
 }
 

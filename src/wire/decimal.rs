@@ -55,22 +55,66 @@ const POWERS: [u64; 9] = {
 };
 
 /// How many digits these bytes begin with, and their number, found for all at once: neighbouring
-/// digits are joined to pairs, then to fours, then to one number.
+/// digits are [`joined`] to pairs, then to fours, then to one number.
 #[inline]
 fn leading_digits(text: [u8; 8]) -> (usize, u64) {
-    const fn each(byte: u8) -> u64 {
-        u64::from_le_bytes([byte; 8])
-    }
-    let n = u64::from_le_bytes(text) ^ each(b'0');
-    // a byte above 9 has its top bit set, or gets it by adding 0x76; what carries over to the bytes
-    // after it does not matter any more
-    let others = (n | n.wrapping_add(each(0x76))) & each(0x80);
-    let count = others.trailing_zeros() / 8;
+    let n = values(text);
+    let count = others(n).trailing_zeros() / 8;
     // zeros in front instead of what follows the digits
     let n = n.checked_shl(64 - 8 * count).unwrap_or(0);
+    (count as usize, joined(n))
+}
+
+/// The number that the last `digits` bytes spell, of which there are one to eight.
+#[inline]
+fn last_digits(text: [u8; 8], digits: usize) -> Option<u64> {
+    let others_bits = 64 - 8 * digits as u32;
+    // zeros in front instead of what comes before the digits
+    let n = values(text) >> others_bits << others_bits;
+    (others(n) == 0).then(|| joined(n))
+}
+
+const fn each(byte: u8) -> u64 {
+    u64::from_le_bytes([byte; 8])
+}
+
+/// What each byte is worth as a digit, and above 9 if it is none.
+#[inline]
+fn values(text: [u8; 8]) -> u64 {
+    u64::from_le_bytes(text) ^ each(b'0')
+}
+
+/// The top bits of the bytes above 9, and maybe of some after the first of them.
+#[inline]
+fn others(values: u64) -> u64 {
+    // a byte above 9 has its top bit set, or gets it by adding 0x76; what carries over to the bytes
+    // after it does not matter any more
+    (values | values.wrapping_add(each(0x76))) & each(0x80)
+}
+
+/// The number of eight digits.
+#[inline]
+fn joined(n: u64) -> u64 {
     let n = (n * 10 + (n >> 8)) & 0x00ff_00ff_00ff_00ff;
     let n = (n * 100 + (n >> 16)) & 0x0000_ffff_0000_ffff;
-    (count as usize, (n * 10_000 + (n >> 32)) & 0xffff_ffff)
+    (n * 10_000 + (n >> 32)) & 0xffff_ffff
+}
+
+/// Digits of a time in milliseconds between 2001 and 2286.
+const TIME: usize = 13;
+
+/// The two numbers of an id as servers give it out today: a time of 13 digits, `-`, and up to eight
+/// digits. Nothing for any other.
+#[inline]
+pub(super) fn usual_id(text: &[u8]) -> Option<(u64, u64)> {
+    let digits = text.len().checked_sub(TIME + 1)?;
+    if !(1..=8).contains(&digits) || text[TIME] != b'-' {
+        return None;
+    }
+    let (head, tail) = (text.first_chunk()?, text[..TIME].last_chunk()?);
+    let (first, last) = (last_digits(*head, 8)?, last_digits(*tail, TIME - 8)?);
+    let seq = last_digits(*text.last_chunk()?, digits)?;
+    Some((first * POWERS[TIME - 8] + last, seq))
 }
 
 /// How many digits `n` has.
@@ -153,6 +197,15 @@ mod tests {
             let text = [format!("{}{n}", "0".repeat(zeros)).as_bytes(), rest].concat();
             prop_assert_eq!(split(&text), Some((n, rest)));
             prop_assert_eq!(split(rest), None);
+        }
+
+        #[test]
+        fn the_quick_way_reads_ids_as_the_thorough_one(ms in "[0-9]{12,14}", seq in "[0-9]{0,9}|[0-9/:-]{1,3}", dash in "-|-|-|[.0]") {
+            let text = format!("{ms}{dash}{seq}");
+            let usual = ms.len() == TIME && dash == "-" && seq.len() <= 8;
+            let seq = seq.bytes().all(|b| b.is_ascii_digit()).then(|| seq.parse().ok()).flatten();
+            let expected = ms.parse().ok().zip(seq).filter(|_| usual);
+            prop_assert_eq!(usual_id(text.as_bytes()), expected, "{}", text);
         }
 
         #[test]

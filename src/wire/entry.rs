@@ -2,14 +2,16 @@
 
 use std::{error, fmt};
 
+use smallvec::SmallVec;
+
 use crate::error::{Error, ErrorKind};
 
-const BODY: &[u8] = b"b";
-const TYPE: &[u8] = b"t";
-const KEY: &[u8] = b"k";
-const CORRELATION_ID: &[u8] = b"c";
-const TRACEPARENT: &[u8] = b"p";
-const HEADERS: &[u8] = b"h";
+const BODY: &[u8; 1] = b"b";
+const TYPE: &[u8; 1] = b"t";
+const KEY: &[u8; 1] = b"k";
+const CORRELATION_ID: &[u8; 1] = b"c";
+const TRACEPARENT: &[u8; 1] = b"p";
+const HEADERS: &[u8; 1] = b"h";
 
 /// Which field of a message a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,22 +59,31 @@ pub(crate) struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// The fields of a topic entry: name and value, in the order they are written.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        let present = |value: &'a [u8]| Some(value).filter(|v| !v.is_empty());
-        [
-            (BODY, Some(self.body)),
-            (TYPE, Some(self.message_type)),
-            (KEY, Some(self.key)),
-            (CORRELATION_ID, present(self.correlation_id)),
-            (TRACEPARENT, self.traceparent),
-            (HEADERS, present(self.headers)),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)))
+        let mut pairs = SmallVec::<[(&'a [u8], &'a [u8]); 6]>::new();
+        self.each_pair(|name, value| pairs.push((name, value)));
+        pairs.into_iter()
+    }
+
+    /// As [`pairs`](Self::pairs), for the way of every message.
+    #[inline]
+    pub(crate) fn each_pair(&self, mut pair: impl FnMut(&'static [u8; 1], &'a [u8])) {
+        pair(BODY, self.body);
+        pair(TYPE, self.message_type);
+        pair(KEY, self.key);
+        if !self.correlation_id.is_empty() {
+            pair(CORRELATION_ID, self.correlation_id);
+        }
+        if let Some(traceparent) = self.traceparent {
+            pair(TRACEPARENT, traceparent);
+        }
+        if !self.headers.is_empty() {
+            pair(HEADERS, self.headers);
+        }
     }
 
     /// The fields of an entry of a state, where the key says nothing new.
     pub(crate) fn state_pairs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        self.pairs().filter(|(name, _)| *name != KEY)
+        self.pairs().filter(|(name, _)| name != KEY)
     }
 
     /// The bytes of all its values together.

@@ -104,6 +104,14 @@ impl StreamId {
     /// Reads `ms-seq`; `None` on anything else, the shorthands of commands (`5`, `$`, `*`) included.
     #[inline]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        match decimal::usual_id(text) {
+            Some((ms, seq)) => Some(Self { ms, seq }),
+            None => Self::parse_any(text),
+        }
+    }
+
+    #[cold]
+    fn parse_any(text: &[u8]) -> Option<Self> {
         let (ms, rest) = decimal::split(text)?;
         let seq = decimal::parse(rest.strip_prefix(b"-")?)?;
         Some(Self { ms, seq })
