@@ -159,7 +159,9 @@
 //!
 //! Every lane comes back by itself after any outage, restart, failover or refusal, within 5 s of the
 //! server answering. While a server is down, the whole process asks it about once a second, and each
-//! partition writes one log line every 30 s. Calls keep to their deadlines meanwhile.
+//! partition writes one log line every 30 s. Calls keep to their deadlines meanwhile. A server that has
+//! become a replica still answers who only reads: as soon as it refuses one connection a write, all of the
+//! consumer's leave it, and look for its successor by name.
 //!
 //! # Settings
 //!

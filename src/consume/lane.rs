@@ -341,6 +341,7 @@ impl Lane {
     }
 
     fn connect(&mut self) -> Result<()> {
+        self.reader.leave_replica();
         if !self.reader.is_connected() {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);

@@ -147,6 +147,18 @@ impl Reader {
         self.connection.is_some()
     }
 
+    /// Gives the connection up if its server has become a replica, which goes on answering: what was asked
+    /// is asked again over the next.
+    pub(crate) fn leave_replica(&mut self) {
+        if self
+            .connection
+            .as_ref()
+            .is_some_and(Connection::is_outdated)
+        {
+            self.disconnect();
+        }
+    }
+
     pub(crate) fn cursor(&self) -> StreamId {
         self.cursor
     }
@@ -452,9 +464,9 @@ impl Reader {
             // The read that travelled along is still to be answered, by nobody who listens.
             Some(text) => {
                 let text = text.of(self.arena.received());
-                Err(Error::server("store position", text)
-                    .on_key(key)
-                    .at(self.target.endpoint()))
+                let e = Error::server("store position", text);
+                self.connection.iter().for_each(|c| c.heed(&e));
+                Err(e.on_key(key).at(self.target.endpoint()))
             }
         }
     }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     clock,
-    error::{Error, ErrorKind, Outcome},
+    error::{Error, ErrorKind, Outcome, ServerClass},
 };
 
 /// The share of a dial's time kept for the dial itself, however long the wait for a turn was.
@@ -46,6 +46,8 @@ pub(crate) struct Connection {
     out: Vec<u8>,
     replies: Replies,
     broken: AtomicBool,
+    /// Of the gate, when this was made.
+    demotions: u64,
 }
 
 impl Connection {
@@ -119,6 +121,7 @@ impl Connection {
                 .map(SockAddr::from)
                 .collect(),
         };
+        let demotions = gate.demotions.load(Ordering::Relaxed);
         let socket = Socket::connect(&addresses, deadline, interrupt)
             .map_err(|e| failed("reaching the server", e))?;
         let socket = Arc::new(socket);
@@ -143,7 +146,25 @@ impl Connection {
             out: Vec::new(),
             replies,
             broken: AtomicBool::new(false),
+            demotions,
         })
+    }
+
+    /// To be told of refusals. A replica serves who only reads, and who does would never notice that the
+    /// name stands for another server by now: so whoever is refused a write tells the others.
+    #[cold]
+    pub(crate) fn heed(&self, refusal: &Error) {
+        if refusal.server_class() == Some(ServerClass::ReadOnly) {
+            let (seen, count) = (self.demotions, &self.gate.demotions);
+            // once for all connections that were made before
+            let _ = count.compare_exchange(seen, seen + 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the server was found to be a replica, by whoever, since this was made.
+    #[inline]
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.demotions != self.gate.demotions.load(Ordering::Relaxed)
     }
 
     /// `host:port` or socket path.
@@ -202,6 +223,10 @@ impl Connection {
     /// up on idle clients, and here that is still `NotApplied`.
     pub(crate) fn check_idle(&mut self) -> Result<(), Error> {
         self.refuse_if_broken()?;
+        if self.is_outdated() {
+            let what = "the server is a replica now, as another connection has found";
+            return Err(Error::new(ErrorKind::Io, "call", what).at(&*self.endpoint));
+        }
         let idle = self.socket.expect_silence();
         idle.map_err(|e| self.lost(e, Duration::ZERO))
     }
@@ -317,7 +342,9 @@ impl Connection {
         let place = self.receive(deadline, timeout)?;
         let reply = &self.replies[place];
         if let Some(text) = error_text(reply) {
-            return Ok(Err(Error::server("call", text).at(&*self.endpoint)));
+            let e = Error::server("call", text).at(&*self.endpoint);
+            self.heed(&e);
+            return Ok(Err(e));
         }
         redis::parse_redis_value(reply).map(Ok).map_err(|e| {
             let e = io::Error::new(io::ErrorKind::InvalidData, e.to_string());

@@ -130,6 +130,8 @@ pub(crate) struct Gate {
     name: Box<str>,
     state: Mutex<State>,
     attempts: AtomicU64,
+    /// How often the server was found to have become a replica.
+    pub(super) demotions: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -179,6 +181,7 @@ impl Gate {
                 last_attempt: now,
             }),
             attempts: AtomicU64::new(0),
+            demotions: AtomicU64::new(0),
         }
     }
 

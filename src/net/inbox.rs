@@ -154,7 +154,9 @@ impl Inbox {
         for i in 0..n {
             match self.next(connection, by)? {
                 Head::Error(text) => {
-                    refused.get_or_insert_with(|| Error::server("store", self.text(text)));
+                    let e = Error::server("store", self.text(text));
+                    connection.heed(&e);
+                    refused.get_or_insert(e);
                 }
                 head => each(i, self.bytes_of(head)),
             }

@@ -56,13 +56,14 @@ pub struct Relay {
 }
 
 struct Shared {
-    target: SockAddr,
     state: Mutex<State>,
     /// Faults or connections have changed.
     changed: Condvar,
 }
 
 struct State {
+    /// Where connections to come lead.
+    target: SockAddr,
     /// By direction, for connections to come.
     faults: [Fault; 2],
     links: BTreeMap<u64, Link>,
@@ -106,8 +107,8 @@ impl Relay {
 
     fn start(target: SockAddr) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            target,
             state: Mutex::new(State {
+                target,
                 faults: [Fault::Pass; 2],
                 links: BTreeMap::new(),
                 accepted: 0,
@@ -155,6 +156,17 @@ impl Relay {
     pub fn heal(&self) {
         self.fault(Way::Requests, Fault::Pass);
         self.fault(Way::Replies, Fault::Pass);
+    }
+
+    /// Leads connections to come to another server; those there are stay where they are. So does a name
+    /// that stands for another machine after a failover.
+    ///
+    /// # Errors
+    /// When the path of its socket is none.
+    pub fn lead_to(&self, server: &PrivateServer) -> io::Result<()> {
+        let target = SockAddr::unix(server.socket_path())?;
+        self.shared.state.lock().target = target;
+        Ok(())
     }
 
     /// Closes the connections there are, in good order (FIN), and waits until they are gone.
@@ -222,10 +234,14 @@ impl Shared {
     }
 
     fn link(self: &Arc<Self>, client: Socket) -> io::Result<()> {
-        self.state.lock().accepted += 1;
-        let server = Socket::new(self.target.domain(), Type::STREAM, None)?;
-        server.connect(&self.target)?;
-        if self.target.domain() != Domain::UNIX {
+        let target = {
+            let mut state = self.state.lock();
+            state.accepted += 1;
+            state.target.clone()
+        };
+        let server = Socket::new(target.domain(), Type::STREAM, None)?;
+        server.connect(&target)?;
+        if target.domain() != Domain::UNIX {
             server.set_tcp_nodelay(true)?;
         }
         for end in [&client, &server] {

@@ -13,6 +13,7 @@ use crate::{
     common::{dice::Dice, number_from_env, turn, worker::Keeps},
     excuses::Excuses,
     fleet::{Fleet, INTERVAL, TTL, WINDOW},
+    reigns,
 };
 
 const MOST: usize = 8;
@@ -54,6 +55,7 @@ fn instances_that_come_go_are_killed_and_are_frozen_own_each_partition_one_at_a_
     fleet.end();
     let report = Excuses::check(&fleet.logs, WINDOW);
     fleet.server.stop().unwrap();
+    reigns::one_at_a_time(&fleet);
     let stored = command_log::positions_only_rise(&fleet.server).len();
     eprintln!("{stored} positions were stored, each behind the one before it");
     assert!(stored as u64 > steps && report.counts.handled > 1000);

@@ -28,6 +28,13 @@ impl Claims {
         claims
     }
 
+    /// The partitions of whoever goes by this name.
+    pub fn of(&self, pod: &str) -> Vec<u32> {
+        let pod = format!("|{pod}#");
+        let of = self.owners.iter().filter(|(_, value)| value.contains(&pod));
+        of.map(|(p, _)| *p).collect()
+    }
+
     /// How many partitions each member owns, least first; `None` unless each has one owner, who lives.
     pub fn shares(&self) -> Option<Vec<usize>> {
         let whole = self.owners.len() as u32 == PARTITIONS;

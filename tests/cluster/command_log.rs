@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use streamlane::{StreamId, testing::PrivateServer};
 
-use crate::common::positions_key;
+use crate::common::{ownership_key, positions_key};
 
 /// A position as it was stored.
 #[derive(Clone, Debug)]
@@ -19,14 +19,48 @@ pub struct Stored {
 /// it. For a server that has stopped and never rewrote its log.
 #[track_caller]
 pub fn positions_only_rise(server: &PrivateServer) -> Vec<Stored> {
+    in_order(server, |before, stored| before < stored)
+}
+
+/// The same, where one that is stored already may be stored again.
+#[track_caller]
+pub fn positions_never_fall(server: &PrivateServer) -> Vec<Stored> {
+    in_order(server, |before, stored| before <= stored)
+}
+
+#[track_caller]
+fn in_order(server: &PrivateServer, are: impl Fn(StreamId, StreamId) -> bool) -> Vec<Stored> {
     let mut latest: BTreeMap<u32, StreamId> = BTreeMap::new();
     let all = positions(server);
     for stored in &all {
         let before = latest.insert(stored.partition, stored.id);
         assert!(
-            before.is_none_or(|before| before < stored.id),
+            before.is_none_or(|before| are(before, stored.id)),
             "{stored:?} was stored after {before:?}"
         );
+    }
+    all
+}
+
+/// Of each partition, the claims that were ever made on it, oldest first, however often they were renewed.
+pub fn tenures(server: &PrivateServer) -> BTreeMap<u32, Vec<String>> {
+    let mut all: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for command in commands(server) {
+        let [name, key, fields @ ..] = &command[..] else {
+            continue;
+        };
+        let sets = ["HSET", "HSETNX"];
+        if *key != ownership_key() || !sets.iter().any(|n| n.eq_ignore_ascii_case(name)) {
+            continue;
+        }
+        for pair in fields.chunks_exact(2) {
+            if let Ok(p) = pair[0].parse() {
+                let claims = all.entry(p).or_default();
+                if claims.last() != Some(&pair[1]) {
+                    claims.push(pair[1].clone());
+                }
+            }
+        }
     }
     all
 }

@@ -93,6 +93,7 @@ impl Excuses {
     }
 
     /// Fails unless the logs are clean, but for what is excused: positions are stored within `window`.
+    /// Whether there was one owner at a time is for others to say.
     #[track_caller]
     pub fn check(logs: &Logs, window: Duration) -> Report {
         let report = logs.check(Rules {

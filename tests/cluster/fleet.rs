@@ -1,7 +1,7 @@
 //! A server, a stream of messages, and the processes that handle them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs, thread,
     time::{Duration, Instant},
 };
@@ -75,12 +75,22 @@ impl Fleet {
 
     /// Starts a process under this name.
     pub fn join(&mut self, pod: &str) {
+        self.join_as(pod, None);
+    }
+
+    /// Starts a process that is one of so many, with its number at the end of its name.
+    pub fn join_numbered(&mut self, pod: &str, place: (u32, u32)) {
+        self.join_as(pod, Some(place));
+    }
+
+    fn join_as(&mut self, pod: &str, place: Option<(u32, u32)>) {
         let instance = format!("{pod}.{}", self.started);
         self.started += 1;
         let worker = Worker::start(Job {
             pod: pod.into(),
             waits_for: 0,
             lease: (TTL, RENEW),
+            place,
             keeps: self.keeps,
             batches: self.started.is_multiple_of(2),
             work: self.work,
@@ -138,6 +148,17 @@ impl Fleet {
             .filter(|l| l.contains(" WARN ") || l.contains(" ERROR "))
             .map(str::to_owned)
             .collect()
+    }
+
+    /// By instance, what tells that process from others of its pod, as far as it came to say so.
+    pub fn epochs(&self) -> HashMap<String, String> {
+        let of = |(instance, text): (String, String)| {
+            let line = text.lines().find(|l| l.contains(" owns partitions "))?;
+            let (_, epoch) = line.split_once(", epoch ")?;
+            let epoch = epoch.split(' ').next()?.to_owned();
+            Some((instance, epoch))
+        };
+        self.lines().into_iter().filter_map(of).collect()
     }
 
     /// What all processes that ever were were told, by instance.

@@ -15,6 +15,7 @@ use crate::{
     common::{CONSUMER, SLACK, TOPIC, process::Process, turn, worker::Keeps},
     excuses::Excuses,
     fleet::{Fleet, INTERVAL, TTL, WINDOW},
+    reigns,
 };
 
 /// In whole seconds, as the specification has it.
@@ -72,6 +73,7 @@ fn a_foreign_member_shares_with_ours_hands_over_and_takes_over() {
     );
     assert!(handled.iter().all(|n| *n > 1000), "{report}");
     fleet.server.stop().unwrap();
+    reigns::one_at_a_time(&fleet);
     command_log::positions_only_rise(&fleet.server);
 }
 

@@ -22,5 +22,7 @@ mod fleet;
 mod foreign;
 mod handover;
 mod recipes;
+mod reigns;
+mod statics;
 
 const PARTITIONS: u32 = 8;

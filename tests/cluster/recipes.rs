@@ -12,6 +12,7 @@ use crate::{
     common::{PATIENCE, turn, worker::Keeps},
     excuses::Excuses,
     fleet::{Fleet, INTERVAL, TTL, WINDOW},
+    reigns,
 };
 
 #[test]
@@ -84,6 +85,7 @@ fn recipe_107_an_owner_that_was_frozen_in_a_batch_commits_nothing_over_its_succe
     assert!(finished <= 1, "but what was in hand may end: {finished}");
     Excuses::check(&fleet.logs, WINDOW);
     fleet.server.stop().unwrap();
+    reigns::one_at_a_time(&fleet);
     let stored = command_log::positions_only_rise(&fleet.server);
     let stored: Vec<_> = stored.iter().filter(|s| s.partition == PARTITION).collect();
     let reigns = stored.chunk_by(|a, b| a.writer == b.writer).count();

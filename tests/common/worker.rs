@@ -40,6 +40,8 @@ pub struct Job {
     pub waits_for: u32,
     /// How long its claims last, and how often they are renewed.
     pub lease: (Duration, Duration),
+    /// Which of how many it is, where partitions are divided by numbers.
+    pub place: Option<(u32, u32)>,
     pub keeps: Keeps,
     /// Whether it handles batches, or else messages.
     pub batches: bool,
@@ -71,6 +73,7 @@ impl Job {
             instance,
             waits_for: PARTITIONS,
             lease: (Duration::from_millis(600), Duration::from_millis(150)),
+            place: None,
             keeps: Keeps::Default,
             batches: false,
             work: Duration::ZERO,
@@ -95,6 +98,10 @@ impl Job {
         let (ttl, renew) = self.lease;
         let consumer = streams.consumer(TOPIC).name(CONSUMER);
         let consumer = consumer.lease_ttl(ttl).lease_renew(renew);
+        let consumer = match self.place {
+            None => consumer,
+            Some((index, count)) => consumer.instance_of(index, count),
+        };
         let consumer = match self.keeps {
             Keeps::Default => consumer,
             Keeps::Within(interval) => consumer.persist_interval(interval),
@@ -125,7 +132,8 @@ impl Job {
 /// A worker on one partition, from the claim to its end.
 struct Tenure {
     shared: Arc<(Job, Recorder)>,
-    /// When it began: handlers are made after the claim, and claims follow one another.
+    /// When it began: handlers are made after the claim, and claims follow one another. That they do is
+    /// for the server's own log to say.
     epoch: u64,
 }
 

@@ -611,6 +611,51 @@ fn a_stream_with_a_time_to_live_is_warned_about_and_its_end_reported() {
     assert_eq!(warned("time to live").len(), 1);
 }
 
+/// What was read before is handled, and what comes later stays; how much was in between died with the
+/// stream.
+#[test]
+fn recipe_38_a_stream_that_expires_under_a_slow_consumer_is_warned_of_and_missed() {
+    let server = server();
+    let streams = open(&server.url(), "expires38", 1);
+    let builder = streams
+        .consumer("expires38")
+        .batch_size(1)
+        .read_ahead(false);
+    let (seen, gaps) = (Seen::default(), Seen::<Gap>::default());
+    let (all, told) = (seen.clone(), gaps.clone());
+    let builder = builder.name("c").block(SOON);
+    let builder = builder.on_gap(move |gap| told.push(gap.clone()));
+    let consumer = builder.shared(move |m: &Message<'_>| {
+        all.push(String::from_utf8_lossy(m.body()).into_owned());
+        std::thread::sleep(Duration::from_millis(150));
+        Ok(())
+    });
+    let consumer = consumer.start().unwrap();
+    running(&consumer);
+    let bodies = numbers(0..40);
+    let ids = publish_to(&streams, "expires38", 0, &refs(&bodies));
+    seen.wait_for(2);
+    let key = stream("expires38");
+    server.command(&["PEXPIRE", &key, "3000"]).unwrap();
+    expect("a warning", || {
+        !logged(&["WARN expires38[0]/c", "time to live", "PERSIST"]).is_empty()
+    });
+    let gap = gaps.wait_for(1)[0].clone();
+    assert_eq!(gap.cause, GapCause::Recreated);
+    let handled = seen.len();
+    assert!((2..40).contains(&handled), "it was at work");
+    let reported = (gap.position, gap.lost);
+    assert_eq!(reported, (ids[handled - 1], None), "{gap:?}");
+    publish_to(&streams, "expires38", 0, &["later"]);
+    expect("what came later", || {
+        seen.all().last().is_some_and(|b| b == "later")
+    });
+    assert_eq!(seen.len(), handled + 1);
+    let left = server.command(&["PTTL", &key]).unwrap();
+    assert_eq!(left.int(), Some(-1), "it has no end any more");
+    assert_eq!(gaps.len(), 1);
+}
+
 #[test]
 fn ids_from_the_far_future_are_read_on_from() {
     let server = server();

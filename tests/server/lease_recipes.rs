@@ -1,6 +1,7 @@
 //! What has failed others who share partitions between processes, by the numbers of the recipes.
 
 use std::{
+    collections::BTreeSet,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
@@ -14,18 +15,18 @@ use streamlane::{
 use crate::{leases::*, support::*};
 
 /// Soon after a server answers again everything works again.
-const RESUMES: Duration = Duration::from_secs(5);
+pub(crate) const RESUMES: Duration = Duration::from_secs(5);
 /// How late a call may begin by this machine's scheduling rather than by ours.
-const LATE: Duration = ms(300);
+pub(crate) const LATE: Duration = ms(300);
 
 /// A member whose handler takes a while, and when its calls began.
-struct Slow {
-    streams: Streams,
-    consumer: Consumer,
-    calls: Seen<Instant>,
+pub(crate) struct Slow {
+    pub(crate) streams: Streams,
+    pub(crate) consumer: Consumer,
+    pub(crate) calls: Seen<Instant>,
 }
 
-fn slow(url: &str, topic: &str, work: Duration) -> Slow {
+pub(crate) fn slow(url: &str, topic: &str, work: Duration) -> Slow {
     let (streams, builder) = describe(url, "slow", topic);
     let calls = Seen::default();
     let all = calls.clone();
@@ -43,14 +44,14 @@ fn slow(url: &str, topic: &str, work: Duration) -> Slow {
 
 impl Slow {
     /// How many calls began between these moments.
-    fn between(&self, from: Instant, to: Instant) -> usize {
+    pub(crate) fn between(&self, from: Instant, to: Instant) -> usize {
         let all = self.calls.all();
         all.iter().filter(|at| (from..to).contains(at)).count()
     }
 
     /// Waits until a call begins. Returns how long that took.
     #[track_caller]
-    fn resumes(&self) -> Duration {
+    pub(crate) fn resumes(&self) -> Duration {
         let (begun, before) = (Instant::now(), self.calls.len());
         expect("a call", || self.calls.len() > before);
         begun.elapsed()
@@ -58,65 +59,10 @@ impl Slow {
 }
 
 /// Publishes so many messages to each of eight partitions.
-fn fill_up(server: &PrivateServer, topic: &str, each: usize) {
+pub(crate) fn fill_up(server: &PrivateServer, topic: &str, each: usize) {
     let bodies: Vec<_> = (0..each).map(|n| n.to_string()).collect();
     let bodies: Vec<_> = bodies.iter().map(String::as_str).collect();
     fill(server, topic, &bodies);
-}
-
-/// A replica still serves what it has, and takes nothing: who cannot renew does not go on reading.
-#[test]
-fn recipe_12_an_owner_on_a_demoted_server_stops_in_time_and_comes_back() {
-    listen_to_the_log();
-    let start = || {
-        let server = PrivateServer::builder().tcp();
-        server.config("repl-diskless-sync-delay 0").start().unwrap()
-    };
-    let (one, other) = (start(), start());
-    let follow = |who: &PrivateServer, master: Option<&PrivateServer>| {
-        let (host, port) = match master {
-            Some(m) => ("127.0.0.1", m.port().to_string()),
-            None => ("NO", "ONE".to_owned()),
-        };
-        who.command(&["REPLICAOF", host, &port]).unwrap();
-    };
-    let says = |who: &PrivateServer, what: &str| {
-        let info = who.command(&["INFO", "replication"]).unwrap();
-        info.text().contains(what)
-    };
-    fill_up(&one, "demoted", 400);
-    let a = slow(&one.url(), "demoted", ms(20));
-    follow(&other, Some(&one));
-    expect("a replica", || says(&other, "master_link_status:up"));
-    a.resumes();
-    follow(&other, None);
-    follow(&one, Some(&other));
-    let demoted = Instant::now();
-    let publisher = a.streams.publisher("demoted").unwrap();
-    expect("a refusal", || match publisher.publish("k", "T", "late") {
-        Ok(_) => false,
-        Err(e) => {
-            assert!(
-                e.is_retryable() && e.outcome() == Outcome::NotApplied,
-                "{e}"
-            );
-            true
-        }
-    });
-    expect("a replica", || says(&one, "master_link_status:up"));
-    thread::sleep((2 * TTL).saturating_sub(demoted.elapsed()));
-    let late = a.between(demoted + TTL + LATE, Instant::now());
-    assert_eq!(late, 0, "calls began after the claims had ended");
-    assert!(
-        a.between(demoted.checked_sub(ms(500)).unwrap(), demoted) > 0,
-        "there was work"
-    );
-    assert_eq!(a.consumer.ownership().standing, Standing::Lapsed);
-    follow(&one, None);
-    let took = a.resumes();
-    println!("resumed after {took:?}");
-    assert!(took < RESUMES, "{took:?}");
-    publisher.publish("k", "T", "late").unwrap();
 }
 
 /// Each refuses in its own way for a while: claims end by the clock of the owner, positions wait.
@@ -234,6 +180,105 @@ fn recipe_37_keys_that_are_deleted_under_running_owners_come_back_from_memory() 
     assert!(!warned("deleted37").is_empty(), "and somebody said so");
 }
 
+/// Whole streams may go unread, and claims and positions with them. What is lost is told of, what is kept is
+/// handled once, and nobody takes what is another's.
+#[test]
+fn recipe_37_a_server_that_evicts_keys_is_warned_of_and_takes_nothing_in_silence() {
+    const TOPIC: &str = "evicted37";
+    listen_to_the_log();
+    let server = PrivateServer::builder().config("maxmemory 20mb");
+    let server = server
+        .config("maxmemory-policy allkeys-lru")
+        .start()
+        .unwrap();
+    let start = |pod| {
+        let (streams, builder) = describe(&server.url(), pod, TOPIC);
+        let seen = Seen::default();
+        let all = seen.clone();
+        let consumer = builder.shared(move |m: &Message<'_>| {
+            all.push((m.partition(), m.id()));
+            thread::sleep(ms(3));
+            Ok(())
+        });
+        (consumer.start().unwrap(), seen, streams)
+    };
+    let (a, b) = (start("a"), start("b"));
+    expect("a share", || {
+        a.0.owned().len() == 4 && b.0.owned().len() == 4
+    });
+    running(&a.0);
+    running(&b.0);
+    let endpoint = server.socket_path().display().to_string();
+    let warning = ["WARN", &endpoint, "maxmemory-policy is allkeys-lru"];
+    assert!(!logged(&warning).is_empty());
+    let owned = [a.0.owned(), b.0.owned()];
+
+    let publisher = a.2.publisher(TOPIC).unwrap();
+    let body = "x".repeat(50_000);
+    let mut published = Vec::new();
+    for n in 0..2000 {
+        let publish = || publisher.message("T", &*body).partition(n % 8).publish();
+        // some servers refuse now and then while they evict
+        expect("room", || match publish() {
+            Ok(id) => {
+                published.push((n % 8, id));
+                true
+            }
+            Err(e) => {
+                assert_eq!(e.server_class(), Some(ServerClass::OutOfMemory), "{e}");
+                false
+            }
+        });
+    }
+    let stats = server.command(&["INFO", "stats"]).unwrap().text();
+    assert!(!stats.contains("evicted_keys:0\r"), "{stats}");
+    // from now on it takes nothing more
+    server
+        .command(&["CONFIG", "SET", "maxmemory", "0"])
+        .unwrap();
+    for p in 0..8 {
+        published.push((p, publish_to(&a.2, TOPIC, p, &["last"])[0]));
+    }
+
+    let handled = || [a.1.all(), b.1.all()].concat();
+    let told = || -> BTreeSet<u32> {
+        let all = [&a.0, &b.0].into_iter().flat_map(Consumer::partitions);
+        all.filter(|p| p.gaps > 0).map(|p| p.partition).collect()
+    };
+    let untold = || {
+        let (handled, told) = (handled(), told());
+        let missing = published.iter().filter(|m| !handled.contains(m));
+        missing.filter(|(p, _)| !told.contains(p)).count()
+    };
+    expect("each to be handled or told of", || untold() == 0);
+    let last = &published[2000..];
+    expect("the last", || last.iter().all(|m| handled().contains(m)));
+    expect("the positions", || {
+        (0..8).all(|p| last.contains(&(p, stored(&server, TOPIC, "c", p).unwrap_or_default())))
+    });
+    let mut once = handled();
+    println!(
+        "{} of {} handled, gaps in {:?}",
+        once.len(),
+        published.len(),
+        told()
+    );
+    once.sort_unstable();
+    let n = once.len();
+    once.dedup();
+    assert_eq!(n, once.len(), "nothing twice");
+    expect("the claims", || claims(&server, TOPIC).len() >= 10);
+    assert_eq!([a.0.owned(), b.0.owned()], owned, "no second owner");
+    for (consumer, seen, _) in [&a, &b] {
+        let of_others = seen.all();
+        let of_others = of_others
+            .iter()
+            .filter(|(p, _)| !consumer.owned().contains(p));
+        assert_eq!(of_others.count(), 0);
+    }
+    assert_eq!(logged(&[TOPIC, "LOST"]), [""; 0]);
+}
+
 #[test]
 fn recipe_37_positions_that_were_deleted_while_nobody_ran_are_missed_loudly() {
     let server = server();
@@ -260,10 +305,7 @@ fn recipe_37_positions_that_were_deleted_while_nobody_ran_are_missed_loudly() {
 #[test]
 fn recipe_109_positions_that_cannot_be_stored_are_stored_when_they_can() {
     let server = server();
-    for (topic, persist) in [
-        ("lazy109", Persist::AsyncBatch),
-        ("careful109", Persist::SyncMessage),
-    ] {
+    let live_through = |topic: &str, persist: Persist| {
         let a = join_as(&server.url(), "a", topic, |b| b.persist(persist));
         fill(&server, topic, &["0"]);
         a.seen.wait_for(8);
@@ -274,13 +316,14 @@ fn recipe_109_positions_that_cannot_be_stored_are_stored_when_they_can() {
         server.command(&["DEL", &key]).unwrap();
         server.command(&["SET", &key, "no hash"]).unwrap();
         fill(&server, topic, &["1", "2"]);
-        thread::sleep(ms(3000));
+        thread::sleep(Duration::from_secs(10));
         let most = if persist == Persist::SyncMessage {
             16
         } else {
             24
         };
         assert_eq!(a.seen.len(), most, "{persist:?}");
+        assert_eq!(a.consumer.ownership().standing, Standing::Holding);
         server.command(&["DEL", &key]).unwrap();
         let healed = Instant::now();
         expect("the rest", || a.seen.len() == 24);
@@ -289,7 +332,11 @@ fn recipe_109_positions_that_cannot_be_stored_are_stored_when_they_can() {
         println!("{persist:?}: all stored after {took:?}");
         assert!(took < RESUMES, "{took:?}");
         assert_eq!(a.lanes().len(), 8);
-    }
+    };
+    thread::scope(|s| {
+        s.spawn(|| live_through("lazy109", Persist::AsyncBatch));
+        live_through("careful109", Persist::SyncMessage);
+    });
 }
 
 #[test]
@@ -325,6 +372,46 @@ fn recipe_110_a_handler_of_five_ttls_keeps_its_partition_asleep_or_spinning() {
     assert_eq!((a.owned(), b.seen.len()), (owned, 0), "nobody else began");
     thread::sleep(2 * renew);
     assert_eq!(calls.len(), 2, "and nothing is begun again");
+}
+
+/// What is to be handed over again after longer than claims last waits where it is.
+#[test]
+fn recipe_110_a_pause_before_the_next_attempt_outlasts_claims_and_keeps_the_partition() {
+    let server = server();
+    let (_streams, builder) = describe(&server.url(), "a", "later110");
+    let (ttl, renew) = (ms(1200), ms(200));
+    let short = |b: ConsumerBuilder| b.lease_ttl(ttl).lease_renew(renew);
+    let calls = Seen::default();
+    let all = calls.clone();
+    let begun = Instant::now();
+    let a = short(builder)
+        .shared(move |m: &Message<'_>| {
+            let body = String::from_utf8_lossy(m.body()).into_owned();
+            all.push((body, m.attempt(), m.is_cancelled()));
+            let result = |is_ready| if is_ready { Ok(()) } else { Err("not yet") };
+            if m.body() == b"retried" {
+                result(m.attempt() > 1).or_retry_after(3 * ttl)
+            } else {
+                // after 1, 2 and 4 s
+                result(begun.elapsed() > 4 * ttl).or_block()
+            }
+        })
+        .start()
+        .unwrap();
+    let b = join_as(&server.url(), "b", "later110", short);
+    expect("a share", || a.owned().len() == 4 && b.owns() == 4);
+    let owned = a.owned();
+    let streams = open(&server.url(), "later110", 8);
+    let ids = [(owned[0], "retried"), (owned[1], "blocked")]
+        .map(|(p, body)| (p, publish_to(&streams, "later110", p, &[body])[0]));
+    let is_stored = |(p, id): &(u32, StreamId)| stored(&server, "later110", "c", *p) == Some(*id);
+    expect("both to be finished", || ids.iter().all(is_stored));
+    assert!(begun.elapsed() > 3 * ttl);
+    let all = calls.all();
+    let of = |body: &str| all.iter().filter(|(b, ..)| b == body).count();
+    assert!(of("retried") == 2 && of("blocked") >= 3, "{all:?}");
+    assert!(all.iter().all(|(.., cancelled)| !cancelled), "{all:?}");
+    assert_eq!((a.owned(), b.seen.len()), (owned, 0), "nobody else began");
 }
 
 /// What an owner sent in time and the server got late takes nothing from who came after it.

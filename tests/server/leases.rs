@@ -403,7 +403,9 @@ fn refused_writes_end_the_claims_and_all_comes_back() {
         .unwrap();
     let healed = Instant::now();
     expect("all to be back", || a.lanes().len() == 8);
+    running(&a.consumer);
     println!("back after {:?}", healed.elapsed());
+    assert!(healed.elapsed() < ms(5000), "{:?}", healed.elapsed());
     fill(&server, "misconf", &["0"]);
     a.seen.wait_for(8);
     assert!(!logged(&["WARN misconf/c: the claims were NOT RENEWED"]).is_empty());
@@ -595,7 +597,10 @@ fn a_server_that_cannot_save_ends_the_claims_and_all_is_back_when_it_can() {
         let _ = server.command(&["BGSAVE"]);
         server.command(&["SET", "x", "y"]).is_ok()
     });
+    let healed = Instant::now();
     expect("all to be back", || a.lanes().len() == 8);
+    running(&a.consumer);
+    assert!(healed.elapsed() < ms(5000), "{:?}", healed.elapsed());
     fill(&server, "nodisk", &["0"]);
     a.seen.wait_for(8);
 }

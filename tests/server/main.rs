@@ -23,6 +23,8 @@ mod gaps;
 mod growth;
 mod idempotency;
 mod json_publishing;
+mod lease_failover;
+mod lease_life;
 mod lease_recipes;
 mod leases;
 mod lifecycle;

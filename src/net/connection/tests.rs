@@ -510,6 +510,42 @@ fn a_server_that_is_full_or_loading_is_named_and_asked_again() {
 }
 
 #[test]
+fn who_is_refused_a_write_by_a_replica_tells_all_who_are_connected_to_it() {
+    let server = Server::start(&[]);
+    let target = server.target("");
+    let (mut one, mut other) = (dial(&target).unwrap(), dial(&target).unwrap());
+    let role = |c: &mut Connection, host: &str, port: &str| {
+        let mut role = cmd("REPLICAOF");
+        c.call(role.arg(host).arg(port), LONG).unwrap();
+    };
+    role(&mut one, "127.0.0.1", "1");
+    let reads = |c: &mut Connection| c.call(cmd("EXISTS").arg("k"), LONG).is_ok();
+    assert!(reads(&mut other), "nobody can tell by reading");
+    let e = one.call(cmd("SET").arg("k").arg("v"), LONG).unwrap_err();
+    assert_eq!(e.server_class(), Some(ServerClass::ReadOnly), "{e}");
+    assert!(one.is_outdated() && other.is_outdated());
+    let e = other.check_idle().unwrap_err();
+    assert_eq!(
+        (e.kind(), e.outcome()),
+        (ErrorKind::Io, Outcome::NotApplied)
+    );
+    assert!(!reads(&mut other));
+    dial(&target).unwrap_err();
+
+    let mut operator = UnixStream::connect(server.dir.join("s")).unwrap();
+    operator.write_all(b"REPLICAOF NO ONE\r\n").unwrap();
+    operator.read_exact(&mut [0; 5]).unwrap();
+    let mut new = dial(&target).unwrap();
+    assert!(!new.is_outdated());
+    one.heed(&e);
+    one.heed(&Error::server("call", b"READONLY of old"));
+    assert!(
+        reads(&mut new),
+        "what is told late concerns those of before"
+    );
+}
+
+#[test]
 fn raw_bytes_go_both_ways() {
     let server = Server::start(&[]);
     let mut con = dial(&server.target("")).unwrap();
