@@ -25,6 +25,12 @@ local function id(value)
   if ms and not less(most, ms) and not less(most, seq) then return ms, seq end
 end
 local function behind(value, stored)
+  -- mostly both halves have as many digits as before
+  if value > stored
+    and string.find(value, '-', 1, true) == string.find(stored, '-', 1, true)
+    and string.find(value, '|', 1, true) == string.find(stored, '|', 1, true) then
+    return false
+  end
   local ms, seq = id(value)
   local stored_ms, stored_seq = id(stored)
   if not stored_ms then return false end
@@ -73,7 +79,7 @@ end
 if #moved > 0 then redis.call('HSET', positions, unpack(moved)) end
 if #counted > 0 then redis.call('HSET', meta, unpack(counted)) end
 return table.concat(fates)",
-    sha1: "2400189837221afd8d174408c5741b5aaab2ebfa",
+    sha1: "8640c71a0e9027bbe481cad846a61ea59088598f",
     commands: "+eval +evalsha +time +hmget +hset +zmscore",
 };
 

@@ -19,7 +19,7 @@ use crate::{
 use super::{extent::Extent, resets::Marker};
 
 /// At most so many partitions are written by one command: a larger one would hold the server up.
-pub(crate) const GROUP: usize = 16;
+pub(crate) const GROUP: usize = 8;
 
 /// The field of the meta hash that says how many partitions of the topic the consumer has known. Those
 /// beyond were added later: nothing of them was passed over, whatever a start point says.

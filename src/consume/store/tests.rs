@@ -290,3 +290,58 @@ fn markers_are_found_for_each_partition_and_unreadable_ones_are_none() {
         .unwrap();
     assert_eq!(seen, [(0, Some(7)), (2, Some(5))]);
 }
+
+/// Among them texts as long as ours, which compare otherwise than the ids in them.
+#[test]
+fn whoever_wrote_what_is_stored_its_id_decides() {
+    let mut scene = Scene::new();
+    let lease = lease(&scene.server);
+    scene.store = scene
+        .store
+        .clone()
+        .under(&Claims::Lease(Arc::clone(&lease)));
+    let claim = ["HSET", "re:o:{t}:c", "0", lease.claimant().as_str()];
+    scene.server.command(&claim).unwrap();
+    let mut room = (Vec::new(), Inbox::default());
+    let writer = |length: usize| "7".repeat(length);
+    for (stored, ours, fate) in [
+        (format!("10-12345|{}", writer(28)), (10, 2), Fate::Behind),
+        (
+            format!("10-12345|{}", writer(28)),
+            (10, 12346),
+            Fate::Stored,
+        ),
+        (format!("10-1|{}", writer(36)), (10, 23456), Fate::Stored),
+        (format!("9-99|{}", writer(32)), (10, 1), Fate::Stored),
+        (format!("10-2|{}", writer(32)), (10, 1), Fate::Behind),
+        (format!("10-2|{}", writer(32)), (10, 2), Fate::Stored),
+        (format!("10-9|{}", writer(31)), (10, 10), Fate::Stored),
+        (format!("100-9|{}", writer(31)), (20, 10), Fate::Behind),
+        (format!("010-3|{}", writer(31)), (10, 2), Fate::Behind),
+        (format!("010-3|{}", writer(31)), (10, 4), Fate::Stored),
+        ("10-5".to_owned(), (10, 4), Fate::Behind),
+        ("10-5".to_owned(), (10, 5), Fate::Stored),
+        ("|-".to_owned(), (0, 1), Fate::Stored),
+    ] {
+        scene.set(&["0", &stored]);
+        let position = Snapshot {
+            id: StreamId::new(ours.0, ours.1),
+            ..at(0)
+        };
+        let mut came = None;
+        let (store, connection) = (&mut scene.store, &mut scene.connection);
+        let (commands, inbox) = (&mut room.0, &mut room.1);
+        store
+            .store(
+                connection,
+                (commands, inbox),
+                &[(0, position)],
+                LONG,
+                |_, f| came = Some(f),
+            )
+            .unwrap();
+        assert_eq!(came, Some(fate), "{ours:?} over {stored}");
+        let kept = scene.get("0") == stored;
+        assert_eq!(kept, fate == Fate::Behind, "{ours:?} over {stored}");
+    }
+}
