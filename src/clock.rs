@@ -67,7 +67,8 @@ pub(crate) fn unix_ms(t: SystemTime) -> u64 {
 
 /// Milliseconds of a duration, rounded up, so that a wait never becomes 0 or too short.
 pub(crate) fn ceil_ms(d: Duration) -> u64 {
-    d.as_nanos().div_ceil(1_000_000).min(u128::from(u64::MAX)) as u64
+    let ms = u64::from(d.subsec_nanos().div_ceil(1_000_000));
+    d.as_secs().saturating_mul(1000).saturating_add(ms)
 }
 
 /// A moment of UTC as peers write it: `2026-11-29T20:21:00.1945215+00:00`, seven digits of a second.

@@ -57,10 +57,12 @@ impl Inbox {
     /// # Errors
     ///
     /// The connection must be given up. An error *reply* is no error here but a [`Head::Error`].
+    #[inline]
     pub(crate) fn next(&mut self, connection: &mut Connection, by: Deadline) -> Result<Head> {
         self.next_by(Self::take, connection, by)
     }
 
+    #[inline]
     fn next_by(
         &mut self,
         take: impl Fn(&mut Self) -> Result<Option<Head>>,
@@ -106,8 +108,11 @@ impl Inbox {
     }
 
     /// Where more is to be received into; [`filled`](Self::filled) says how much it was.
+    #[inline]
     pub(crate) fn room(&mut self) -> Result<&mut [u8]> {
-        if self.at > 0 {
+        if self.is_drained() {
+            self.clear();
+        } else if self.at > 0 {
             self.bytes.copy_within(self.at..self.filled, 0);
             self.filled -= self.at;
             self.at = 0;
@@ -123,6 +128,7 @@ impl Inbox {
     }
 
     /// What the reply just taken says.
+    #[inline]
     pub(crate) fn bytes_of(&self, head: Head) -> &[u8] {
         match head {
             Head::Text(span) | Head::Error(span) | Head::Scalar(span) => self.text(span),

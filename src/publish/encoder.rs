@@ -98,6 +98,7 @@ impl Encoder {
     }
 
     /// The partition of a message; `keyless` is asked when nothing in it decides.
+    #[inline]
     pub(super) fn route(&self, m: &Outgoing<'_>, keyless: impl FnOnce() -> u32) -> Result<u32> {
         let partitions = self.partitions();
         match m.partition {
@@ -123,12 +124,14 @@ impl Encoder {
     }
 
     /// Adds the XADD of an entry.
+    #[inline]
     pub(super) fn xadd(&self, out: &mut Vec<u8>, entry: &Entry<'_>, partition: u32) {
         self.head(out, entry.pair_count(), partition);
         fields(out, entry);
     }
 
     /// Adds the XADD of an entry up to its fields, of which there are so many pairs.
+    #[inline]
     pub(super) fn head(&self, out: &mut Vec<u8>, pairs: usize, partition: u32) {
         resp::command(out, 2 + self.trim_args + 2 * pairs);
         out.extend_from_slice(&self.heads[partition as usize]);
@@ -146,6 +149,7 @@ impl Encoder {
     }
 
     /// What the server's reply to an XADD means; `text` gives the bytes of it. Counts the message.
+    #[inline]
     pub(super) fn id(&self, head: Head, text: &[u8], partition: u32) -> Result<StreamId> {
         let id = match head {
             Head::Text(_) => StreamId::parse(text).ok_or("the reply is no stream id"),
@@ -168,6 +172,7 @@ impl Encoder {
     }
 
     /// Counts a message that was stored.
+    #[inline]
     pub(super) fn count(&self, partition: u32) {
         // a number to look at, nothing is published by it
         self.stored[partition as usize].fetch_add(1, Ordering::Relaxed);

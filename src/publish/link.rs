@@ -124,6 +124,7 @@ impl Link {
     }
 
     /// Sends what is in the buffer, one command, and takes its reply.
+    #[inline]
     fn exchange(&mut self, encoder: &Encoder, route: Route, by: Deadline) -> Result<Published> {
         // The server does not run a command it has only a part of.
         self.send(by)
@@ -256,6 +257,7 @@ impl Link {
     }
 
     /// To be called when nothing is on its way any more. Gives memory back after a large message.
+    #[inline]
     pub(super) fn rest(&mut self) {
         self.used_ms = clock::coarse_ms();
         if self.out.capacity() > KEPT_BYTES {
@@ -314,6 +316,7 @@ impl Link {
 
     /// Sends what is in the buffer. When nothing of it went out, as over a connection that was cut since
     /// the last call, it is sent over the next one.
+    #[inline]
     pub(super) fn send(&mut self, by: Deadline) -> Result<()> {
         match self.try_send(by) {
             Err(e) if e.kind() == ErrorKind::Io && e.outcome() == Outcome::NotApplied => {
@@ -325,6 +328,7 @@ impl Link {
         }
     }
 
+    #[inline]
     fn try_send(&mut self, by: Deadline) -> Result<()> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
@@ -345,6 +349,7 @@ impl Link {
     }
 
     /// Takes the reply to one message.
+    #[inline]
     fn receive(&mut self, encoder: &Encoder, route: Route, by: Deadline) -> Result<Published> {
         let Some(c) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "publish", "not connected"));

@@ -90,6 +90,7 @@ impl PublishPlan {
     }
 
     /// The entry of a message, and how it is to be stored once, if it is.
+    #[inline]
     pub(super) fn entry_once<'a>(
         &self,
         m: &'a Outgoing<'_>,
@@ -102,6 +103,7 @@ impl PublishPlan {
     }
 
     /// Everything that can be refused before a server is asked is refused here.
+    #[inline]
     fn entry_of<'a>(&self, m: &'a Outgoing<'_>, packing: &'a mut Packing) -> Result<Entry<'a>> {
         packing.headers.clear();
         wire::pack(&mut packing.headers, m.headers.iter().copied()).map_err(|e| self.about(e))?;
