@@ -236,6 +236,10 @@ pub use settings::{
 pub use streams::Streams;
 pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};
 
+#[cfg(doc)]
+#[doc = include_str!("docs/performance.md")]
+pub mod performance {}
+
 /// The blocks of the README are compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
