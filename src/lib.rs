@@ -208,7 +208,10 @@ mod sync;
 pub mod testing;
 mod wire;
 
-pub use admin::{Admin, PartitionPreview, Reset, ResetDirection, ResetPreview, ResetTo};
+pub use admin::{
+    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Replay, ReplayTo, Replayed,
+    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo,
+};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
@@ -234,7 +237,7 @@ pub use settings::{
     ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
-pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};
+pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};
 
 /// The blocks of the README are compiled with the tests.
 #[cfg(doctest)]
