@@ -151,9 +151,12 @@ impl DeadLetters {
     }
 }
 
+/// Name and value.
+type Field<'a> = (&'a [u8], Cow<'a, [u8]>);
+
 /// The fields of the new message: those it had, and in its headers the id that it had first. `None` when they
 /// make no proper message.
-fn fields(letter: &DeadLetter) -> Option<Vec<(&[u8], Cow<'_, [u8]>)>> {
+fn fields(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
     letter.message_type()?;
     letter.body()?;
     let mut fields: Vec<_> = letter

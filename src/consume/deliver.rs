@@ -380,13 +380,13 @@ impl Lane {
             _ => &mut self.quiet_failures,
         };
         let held_back = match step.then {
-            Then::Park(_) => None,
+            Then::Park(_) => None, // that it is one is said when it is
             _ => quiet.permit(),
         };
         let level = match (step.then, held_back) {
-            // that it is one is said when it is
-            (Then::Park(_), _) => log::Level::Debug,
-            (Then::GoOn | Then::Block | Then::Retry(_) | Then::TryAgain, None) => log::Level::Debug,
+            (Then::GoOn | Then::Block | Then::Retry(_) | Then::TryAgain | Then::Park(_), None) => {
+                log::Level::Debug
+            }
             (Then::Retry(_) | Then::TryAgain, Some(_)) => log::Level::Warn,
             _ => log::Level::Error,
         };

@@ -149,7 +149,7 @@ if me ~= '' then
   if owner ~= me then return 'o' end
 end
 local found = redis.call('HMGET', positions, p, '__reset:' .. p)
-if found[2] then return 'r' end
+if found[2] and value ~= '' then return 'r' end
 local mark = redis.call('HGET', marks, 'p' .. p) or ''
 local last, letter = string.match(mark, '^(%d+%-%d+) (%d+%-%d+)$')
 if value ~= '' and found[1] and reached(value, found[1]) then
@@ -169,7 +169,7 @@ if value ~= '' then
   if ordinal ~= '' then redis.call('HSET', meta, p .. ':ordinal', ordinal) end
 end
 return 'd' .. letter",
-    sha1: "fc527ea21d85e4221eca7ed445bda9d33e359be0",
+    sha1: "cc15751c4c1692420e004937b70b701d84b972e3",
     commands: "+eval +evalsha +time +hget +hmget +hset +hexists +zscore +xadd +xrange +xtrim",
 };
 

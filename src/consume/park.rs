@@ -42,13 +42,6 @@ pub(crate) struct Parking {
 }
 
 impl Parking {
-    /// The pause before the `nth` attempt, counted from 1; `None` when the user's function panicked, and
-    /// the built-in one is to be asked.
-    fn users_pause(&self, nth: u32) -> Option<Option<Duration>> {
-        let backoff = self.backoff.as_ref()?;
-        Some(catch_unwind(AssertUnwindSafe(|| backoff(nth))).ok())
-    }
-
     fn pause(&self, nth: u32) -> Duration {
         exponential(nth, self.base, self.most, self.jitter)
     }
@@ -71,14 +64,13 @@ impl Lane {
     /// How long to wait before the `nth` attempt at a message, counted from 1.
     pub(super) fn pause_before(&self, nth: u32) -> Duration {
         let parking = &self.plan.parking;
-        match parking.users_pause(nth) {
-            Some(Some(pause)) => pause,
-            Some(None) => {
-                log::error!("{self}: the backoff function panicked; the built-in pause is made");
-                parking.pause(nth)
-            }
-            None => parking.pause(nth),
-        }
+        let Some(backoff) = &parking.backoff else {
+            return parking.pause(nth);
+        };
+        catch_unwind(AssertUnwindSafe(|| backoff(nth))).unwrap_or_else(|_| {
+            log::error!("{self}: the backoff function panicked; the built-in pause is made");
+            parking.pause(nth)
+        })
     }
 
     /// Makes a message of the last read a dead letter and moves the position past it, however often that

@@ -62,7 +62,7 @@ fn failing_at(
     move |m: &Message<'_>| {
         seen.push(format!("{} {}", text(m), m.attempt()));
         if text(m) == body {
-            Err(LedgerDown)?
+            Err(LedgerDown)?;
         }
         Ok(())
     }
@@ -326,7 +326,7 @@ fn of_a_batch_the_message_that_failed_is_parked_or_where_nothing_was_marked_all_
         let calls = seen.clone();
         let one = move |m: &Message<'_>| -> HandlerResult {
             if text(m) == "1" {
-                Err(LedgerDown)?
+                Err(LedgerDown)?;
             }
             Ok(())
         };
@@ -353,8 +353,8 @@ fn of_a_batch_the_message_that_failed_is_parked_or_where_nothing_was_marked_all_
 
 #[test]
 fn the_position_moves_with_the_letter_however_positions_are_kept() {
-    let hour = Duration::from_hours(1);
     type Make = fn(ConsumerBuilder) -> ConsumerBuilder;
+    let hour = Duration::from_hours(1);
     let makes: [(&str, Make); 5] = [
         ("async", |b| b),
         ("batch", |b| b.persist(Persist::SyncBatch)),
@@ -491,12 +491,19 @@ fn pauses_grow_or_are_ones_own_and_a_stop_does_not_wait_for_them() {
 
 #[test]
 fn a_full_server_takes_dead_letters_too() {
-    let (server, streams, ids) = topic_of("full", 3);
+    let (server, streams, _) = topic_of("full", 0);
+    let consumer = parking(&streams, "full").shared(|_| Err(LedgerDown)?);
+    let consumer = consumer.start().unwrap();
+    running(&consumer);
+    consumer.pause();
+    let ids = publish_to(&streams, "full", 0, &["0", "1", "2"]);
     server
         .command(&["CONFIG", "SET", "maxmemory", "1"])
         .unwrap();
-    let consumer = parking(&streams, "full").shared(|_| Err(LedgerDown)?);
-    consumer.start().unwrap().drain(PATIENCE).unwrap();
+    let full = server.command(&["SET", "mine", "1"]).unwrap_err();
+    assert!(full.to_string().starts_with("OOM"), "{full}");
+    consumer.resume();
+    expect("dead letters", || consumer.partitions()[0].parked == 3);
     assert_eq!(last_ids(&letters(&streams, "full")), ids);
 }
 
@@ -602,4 +609,62 @@ fn what_the_settings_say_is_done() {
         said.contains("Park:Attempts") && said.contains("OnError"),
         "{said}"
     );
+}
+
+/// A consumer whose handler returns, with a dead letter to be, when it is told to.
+fn held(streams: &Streams, topic: &str, go: &Arc<AtomicU32>, calls: &Seen<String>) -> Consumer {
+    let (go, calls) = (Arc::clone(go), calls.clone());
+    let builder = streams.consumer(topic).name("c");
+    let builder = builder.persist_interval(Duration::from_millis(20));
+    let consumer = builder.shared(move |m| {
+        calls.push(text(m));
+        while go.load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(LedgerDown).or_dead_letter()
+    });
+    consumer.start().unwrap()
+}
+
+#[test]
+fn whoever_is_superseded_writes_no_letter_though_it_does_not_know_yet() {
+    let (server, streams, ids) = topic_of("superseded", 1);
+    let (go, calls) = (Arc::default(), Seen::default());
+    let consumer = held(&streams, "superseded", &go, &calls);
+    calls.wait_for(1);
+    let claim = |by: &str| {
+        let set = ["HSET", "re:o:{superseded}:c", "0", by];
+        server.command(&set).unwrap();
+    };
+    let mine = server
+        .command(&["HGET", "re:o:{superseded}:c", "0"])
+        .unwrap();
+    claim("somebody|else");
+    go.store(1, SeqCst);
+    let refused =
+        || !logged(&["superseded[0]/c", "another instance owns the partition"]).is_empty();
+    expect("the letter to be refused", refused);
+    assert!(letters(&streams, "superseded").is_empty());
+    assert_eq!(stored(&server, "superseded", "c", 0), Some(StreamId::MIN));
+    claim(&mine.text());
+    expect("the letter", || !letters(&streams, "superseded").is_empty());
+    consumer.stop();
+    assert_eq!(last_ids(&letters(&streams, "superseded")), ids);
+    assert_eq!(stored(&server, "superseded", "c", 0), Some(ids[0]));
+}
+
+#[test]
+fn a_reset_that_waits_goes_before_a_letter() {
+    let (server, streams, ids) = topic_of("reset-first", 3);
+    let (go, calls) = (Arc::default(), Seen::default());
+    let consumer = held(&streams, "reset-first", &go, &calls);
+    calls.wait_for(1);
+    // past the first, whose handler has not returned
+    let marker = ids[1].to_string();
+    let reset = ["HSET", "re:p:{reset-first}:c", "__reset:0", &marker];
+    server.command(&reset).unwrap();
+    go.store(1, SeqCst);
+    consumer.drain(PATIENCE).unwrap();
+    assert_eq!(calls.all(), ["0", "2"]);
+    assert_eq!(last_ids(&letters(&streams, "reset-first")), ids[2..]);
 }

@@ -37,7 +37,7 @@ fn consume(streams: &Streams, topic: &str) {
             return Err("one").or_dead_letter();
         }
         if n % 2 == 1 {
-            Err("odd")?
+            Err("odd")?;
         }
         Ok(())
     });
@@ -341,6 +341,18 @@ fn prefixes_and_spread_partitions_have_letters_of_their_own() {
     consume(&streams, "mine");
     let letters = letters(&streams, "mine");
     assert_eq!((letters.len(), letters[0].partition), (1, 1));
-    let there = server.command(&["XLEN", "x:d:{mine}:c"]).unwrap();
-    assert_eq!(there.int(), Some(1));
+    let length = |key: &str| server.command(&["XLEN", key]).unwrap().int();
+    assert_eq!(length("x:d:{mine}:c"), Some(1));
+    // a replay goes by the prefix, too
+    let topic = TopicSettings::default().partitions(1);
+    let settings = Settings::default().connection_string(server.url());
+    let streams = Streams::open(settings.key_prefix("x:").with_topic("ours", topic)).unwrap();
+    publish_to(&streams, "ours", 0, &["1"]);
+    consume(&streams, "ours");
+    let done = streams
+        .admin()
+        .dead_letters("ours", "c")
+        .replay_all(TO_ALL, 10);
+    assert_eq!(done.unwrap().replayed, 1);
+    assert_eq!(length("x:s:{ours}:0"), Some(2));
 }

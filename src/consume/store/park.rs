@@ -83,15 +83,12 @@ impl PositionStore {
         resp::arg(out, me.as_bytes());
         resp::arg(out, mode.as_bytes());
         resp::arg_number(out, u64::from(letter.partition));
-        match parked.position {
-            Some(position) => {
-                resp::arg(out, &self.value_of(position.id));
-                ordinal(out, position);
-            }
-            None => {
-                resp::arg(out, b"");
-                resp::arg(out, b"");
-            }
+        if let Some(position) = parked.position {
+            resp::arg(out, &self.value_of(position.id));
+            ordinal(out, position);
+        } else {
+            resp::arg(out, b"");
+            resp::arg(out, b"");
         }
         resp::arg(out, letter.last.to_string().as_bytes());
         let (most, age) = parked.keep;

@@ -380,6 +380,7 @@ fn a_dead_letter_and_its_position_are_stored_together_and_once() {
 #[test]
 fn without_positions_a_dead_letter_is_stored_alone_and_once() {
     let mut scene = Scene::new();
+    scene.set(&["__reset:0", "1-0"]); // which nobody takes there
     let first = parks(&mut scene, 5, false);
     assert_eq!(parks(&mut scene, 5, false), first);
     assert!(parks(&mut scene, 6, false).1 > first.1);
