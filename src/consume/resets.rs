@@ -186,6 +186,7 @@ impl LaneResets {
     /// Says that the reset that was taken is stored; another may have been found meanwhile.
     pub(super) fn settled(&self) {
         let mut slot = self.resets.slot(self.partition);
+        slot.parked = StreamId::MIN;
         slot.stage = match mem::take(&mut slot.stage) {
             Stage::Taken(marker) => Stage::Settled(marker),
             other => other,
