@@ -118,6 +118,22 @@
 //! kept, for `DeadLetters:MaxAgeSeconds` if that is set; older ones go when one is added, so have a look
 //! before: each is an error in the log, and `parked` of [`Streams::partitions`] counts them.
 //!
+//! Services in other languages find them in the stream `re:d:{topic}:consumer`. The fields of the letter come
+//! first; `!` says how many these are, itself included, and what follows are the fields of the message as they
+//! were, whatever they are called.
+//!
+//! | field | what it holds |
+//! |---|---|
+//! | `!` | how many fields the letter has of its own |
+//! | `!since`, `!until` | when the message failed first and last, in milliseconds of the server's clock |
+//! | `!topic`, `!partition`, `!last` | where it was, and its id there |
+//! | `!first` | the id it had when it was published first: another than `!last` once it was replayed |
+//! | `!attempts`, `!deliveries` | how often it was handed over again by policy, and handed over in all |
+//! | `!error` | the error, its first KiB |
+//! | `!consumer` | whose message it was |
+//! | `!reason` | `retries`, `handler` or `malformed`; `deliveries` and `payload-missing` are kept for what is to come |
+//! | `!omitted` | how many fields of the message were too many to keep (above 3000); absent if none |
+//!
 //! # Positions, and what a crash costs
 //!
 //! Everything up to a partition's position is finished. It is kept in memory without a lock and stored
