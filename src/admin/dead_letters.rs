@@ -197,7 +197,7 @@ impl fmt::Display for DeadLetter {
         let reason = self.reason.map_or("?", DeadLetterReason::as_str);
         write!(
             f,
-            "{}  {}[{}] {}  type {}  {reason} after {} deliveries, {}: {}",
+            "{}  {}[{}] {}  type {}  {reason}, deliveries {}, {}: {}",
             self.id,
             self.topic,
             self.partition,

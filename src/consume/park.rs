@@ -192,8 +192,8 @@ impl Lane {
         let (topic, consumer) = (&self.context.topic, &self.context.consumer);
         log::log!(
             level,
-            "{self}: message {} (type {of_type}) is DEAD LETTER {letter} after {} deliveries (reason \
-             {reason}): {}; look at it with admin().dead_letters({topic:?}, {consumer:?}), then replay or \
+            "{self}: message {} (type {of_type}) is DEAD LETTER {letter} (reason {reason}, deliveries \
+             {}): {}; look at it with admin().dead_letters({topic:?}, {consumer:?}), then replay or \
              delete it there{}",
             record.id,
             failures.deliveries,

@@ -70,9 +70,9 @@ fn failing_at(
 
 #[test]
 fn a_message_is_tried_in_its_place_so_often_and_then_it_is_a_dead_letter() {
-    let (server, streams, ids) = topic_of("parks", 5);
+    let (server, streams, ids) = topic_of("tried-in-place", 5);
     let seen = Seen::default();
-    let consumer = parking(&streams, "parks")
+    let consumer = parking(&streams, "tried-in-place")
         .shared(failing_at("2", &seen))
         .start()
         .unwrap();
@@ -82,7 +82,7 @@ fn a_message_is_tried_in_its_place_so_often_and_then_it_is_a_dead_letter() {
         ["0 1", "1 1", "2 1", "2 2", "2 3", "3 1", "4 1"]
     );
     assert_eq!(stopped.positions, [ids[4]]);
-    assert_eq!(stored(&server, "parks", "c", 0), Some(ids[4]));
+    assert_eq!(stored(&server, "tried-in-place", "c", 0), Some(ids[4]));
     let status = &consumer.partitions()[0];
     let counted = (
         status.handled,
@@ -92,25 +92,25 @@ fn a_message_is_tried_in_its_place_so_often_and_then_it_is_a_dead_letter() {
     );
     assert_eq!(counted, (4, 0, 3, 1));
 
-    let letters = letters(&streams, "parks");
+    let letters = letters(&streams, "tried-in-place");
     let [letter] = &letters[..] else {
         panic!("{letters:?}")
     };
     assert_eq!(
         (&*letter.topic, &*letter.consumer, letter.partition),
-        ("parks", "c", 0)
+        ("tried-in-place", "c", 0)
     );
     assert_eq!((letter.first_id, letter.last_id), (ids[2], ids[2]));
     assert_eq!((letter.attempts, letter.deliveries), (2, 3));
     assert_eq!(letter.reason, Some(DeadLetterReason::Retries));
     assert_eq!(letter.error, "the ledger is down");
-    assert_eq!(of_letter(letter), fields(&server, "parks", ids[2]));
+    assert_eq!(of_letter(letter), fields(&server, "tried-in-place", ids[2]));
     assert_eq!((letter.omitted, letter.replayed), (0, None));
     let now = letter.id.timestamp();
     assert!(letter.first_failure <= letter.last_failure && letter.last_failure <= now);
     assert!(letter.first_failure + Duration::from_secs(1) >= ids[2].timestamp());
 
-    let lines = logged(&["parks[0]/c", "DEAD LETTER"]);
+    let lines = logged(&["tried-in-place[0]/c", "DEAD LETTER"]);
     assert_eq!(lines.len(), 1, "{lines:?}");
     let (id, letter) = (ids[2].to_string(), letter.id.to_string());
     for part in [
@@ -118,10 +118,10 @@ fn a_message_is_tried_in_its_place_so_often_and_then_it_is_a_dead_letter() {
         &id,
         &letter,
         "type T",
-        "3 deliveries",
+        "deliveries 3",
         "retries",
         "the ledger is down",
-        r#"admin().dead_letters("parks", "c")"#,
+        r#"admin().dead_letters("tried-in-place", "c")"#,
         "replay or delete",
     ] {
         assert!(lines[0].contains(part), "{part} in {}", lines[0]);
@@ -404,8 +404,8 @@ fn the_position_moves_with_the_letter_however_positions_are_kept() {
 fn a_letter_whose_answer_was_lost_is_not_written_twice() {
     type Make = fn(ConsumerBuilder) -> ConsumerBuilder;
     let makes: [(&str, Make); 2] = [
-        ("unheard", |b| b),
-        ("unheard-static", |b| b.instance_of(0, 1)),
+        ("unheard-parks", |b| b),
+        ("unheard-parks-static", |b| b.instance_of(0, 1)),
     ];
     for (topic, make) in makes {
         let server = server();
@@ -447,13 +447,13 @@ fn a_letter_whose_answer_was_lost_is_not_written_twice() {
 
 #[test]
 fn pauses_grow_or_are_ones_own_and_a_stop_does_not_wait_for_them() {
-    let (_server, streams, ids) = topic_of("pauses", 1);
+    let (_server, streams, ids) = topic_of("pauses-parks", 1);
     let asked = Seen::default();
     let pauses = asked.clone();
     let calls = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&calls);
     let consumer = streams
-        .consumer("pauses")
+        .consumer("pauses-parks")
         .name("c")
         .park(4)
         .park_pauses(NONE, NONE)
@@ -482,21 +482,21 @@ fn pauses_grow_or_are_ones_own_and_a_stop_does_not_wait_for_them() {
         (calls.load(SeqCst), &stopped.positions[..]),
         (4, &[StreamId::MIN][..])
     );
-    assert!(letters(&streams, "pauses").is_empty() && stopped.positions[0] < ids[0]);
+    assert!(letters(&streams, "pauses-parks").is_empty() && stopped.positions[0] < ids[0]);
     assert_eq!(
-        logged(&["pauses[0]/c", "backoff function panicked"]).len(),
+        logged(&["pauses-parks[0]/c", "backoff function panicked"]).len(),
         1
     );
 }
 
 #[test]
 fn a_full_server_takes_dead_letters_too() {
-    let (server, streams, _) = topic_of("full", 0);
-    let consumer = parking(&streams, "full").shared(|_| Err(LedgerDown)?);
+    let (server, streams, _) = topic_of("full-parks", 0);
+    let consumer = parking(&streams, "full-parks").shared(|_| Err(LedgerDown)?);
     let consumer = consumer.start().unwrap();
     running(&consumer);
     consumer.pause();
-    let ids = publish_to(&streams, "full", 0, &["0", "1", "2"]);
+    let ids = publish_to(&streams, "full-parks", 0, &["0", "1", "2"]);
     server
         .command(&["CONFIG", "SET", "maxmemory", "1"])
         .unwrap();
@@ -504,16 +504,16 @@ fn a_full_server_takes_dead_letters_too() {
     assert!(full.to_string().starts_with("OOM"), "{full}");
     consumer.resume();
     expect("dead letters", || consumer.partitions()[0].parked == 3);
-    assert_eq!(last_ids(&letters(&streams, "full")), ids);
+    assert_eq!(last_ids(&letters(&streams, "full-parks")), ids);
 }
 
 #[test]
 fn a_letter_that_cannot_be_written_holds_the_partition_and_its_position() {
-    let (server, streams, ids) = topic_of("refused", 2);
+    let (server, streams, ids) = topic_of("refused-parks", 2);
     server
-        .command(&["SET", "re:d:{refused}:c", "mine"])
+        .command(&["SET", "re:d:{refused-parks}:c", "mine"])
         .unwrap();
-    let consumer = parking(&streams, "refused")
+    let consumer = parking(&streams, "refused-parks")
         .shared(|_| Err(LedgerDown)?)
         .start()
         .unwrap();
@@ -523,20 +523,20 @@ fn a_letter_that_cannot_be_written_holds_the_partition_and_its_position() {
     };
     expect("the partition to say so", held);
     let status = &consumer.partitions()[0];
-    for part in ["dead letter", "re:d:{refused}:c"] {
+    for part in ["dead letter", "re:d:{refused-parks}:c"] {
         assert!(status.reason.contains(part), "{}", status.reason);
     }
     assert_eq!((status.parked, status.position.id), (0, StreamId::MIN));
-    server.command(&["DEL", "re:d:{refused}:c"]).unwrap();
+    server.command(&["DEL", "re:d:{refused-parks}:c"]).unwrap();
     consumer.drain(PATIENCE).unwrap();
-    assert_eq!(last_ids(&letters(&streams, "refused")), ids);
+    assert_eq!(last_ids(&letters(&streams, "refused-parks")), ids);
 }
 
 #[test]
 fn no_more_letters_are_kept_than_wanted_and_none_for_longer() {
     let server = server();
     for (topic, most, age) in [
-        ("few", 100, NONE),
+        ("few-parks", 100, NONE),
         ("brief", 100_000, Duration::from_secs(1)),
     ] {
         let streams = open(&server.url(), topic, 1);

@@ -165,9 +165,9 @@ fn letters_are_deleted_one_by_one_or_as_asked_for() {
 
 #[test]
 fn a_replayed_message_comes_again_on_its_partition_and_keeps_its_first_id() {
-    let (_server, streams) = parked("again", 4);
-    let all = streams.admin().dead_letters("again", "c");
-    let before = letters(&streams, "again");
+    let (_server, streams) = parked("again-comes", 4);
+    let all = streams.admin().dead_letters("again-comes", "c");
+    let before = letters(&streams, "again-comes");
     assert_eq!(bodies(&before), [1, 3]);
     let letter = &before[0];
     let Replay::Replayed(new) = all.replay(letter.id, TO_ALL).unwrap() else {
@@ -189,10 +189,13 @@ fn a_replayed_message_comes_again_on_its_partition_and_keeps_its_first_id() {
 
     let seen = Seen::default();
     let calls = seen.clone();
-    let consumer = streams.consumer("again").name("other").shared(move |m| {
-        calls.push(m.to_owned());
-        Ok(())
-    });
+    let consumer = streams
+        .consumer("again-comes")
+        .name("other")
+        .shared(move |m| {
+            calls.push(m.to_owned());
+            Ok(())
+        });
     consumer.start().unwrap().drain(PATIENCE).unwrap();
     let copies = seen.all().into_iter();
     let copies: Vec<_> = copies
@@ -215,8 +218,8 @@ fn a_replayed_message_comes_again_on_its_partition_and_keeps_its_first_id() {
 
     // It fails again, and again, and is still known by its first id.
     for n in 2..4 {
-        consume(&streams, "again");
-        let now = letters(&streams, "again");
+        consume(&streams, "again-comes");
+        let now = letters(&streams, "again-comes");
         let theirs: Vec<_> = now.iter().filter(|l| l.body() == letter.body()).collect();
         assert_eq!(theirs.len(), n);
         let last = theirs.last().unwrap();
@@ -306,10 +309,10 @@ fn what_cannot_be_replayed_is_not() {
         .partitions(1)
         .co_locate_partitions(false);
     let settings = Settings::default().connection_string(server.url());
-    let streams = Streams::open(settings.with_topic("spread", spread)).unwrap();
+    let streams = Streams::open(settings.with_topic("apart", spread)).unwrap();
     let e = streams
         .admin()
-        .dead_letters("spread", "c")
+        .dead_letters("apart", "c")
         .replay_all(TO_ALL, 1)
         .unwrap_err();
     assert!(
