@@ -45,11 +45,29 @@ impl IdleLadder {
     }
 }
 
+/// The pause before the `nth` attempt of some, counted from 1: `base`, doubled from one to the next up to
+/// `most`, then lengthened by up to `jitter` percent.
+pub(crate) fn exponential(nth: u32, base: Duration, most: Duration, jitter: u32) -> Duration {
+    let doubled = 1u32.checked_shl(nth.saturating_sub(1));
+    let pause = doubled.and_then(|factor| base.checked_mul(factor));
+    let pause = if base.is_zero() {
+        base
+    } else {
+        pause.map_or(most, |pause| pause.min(most))
+    };
+    pause + pause.mul_f64(f64::from(jitter) / 100.0 * dice())
+}
+
 /// `base` lengthened by up to a quarter, so that many who wait do not come back at once.
 pub(crate) fn jittered(base: Duration) -> Duration {
+    base + base.mul_f64(dice() / 4.0)
+}
+
+/// Something from 0 to 1.
+fn dice() -> f64 {
     // A fresh RandomState differs from call to call: enough randomness to spread a herd.
     let r = RandomState::new().hash_one(()) as u32;
-    base + base.mul_f64(f64::from(r) / f64::from(u32::MAX) / 4.0)
+    f64::from(r) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]
@@ -85,6 +103,21 @@ mod tests {
             [l.next_wait(), l.next_wait()].map(|d| d.as_millis()),
             [0, 1]
         );
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_longest_and_jitter_only_lengthens_them() {
+        let ms = Duration::from_millis;
+        let pause = |nth, jitter| exponential(nth, ms(100), ms(1000), jitter);
+        let exact: Vec<_> = (1..8).map(|n| pause(n, 0).as_millis()).collect();
+        assert_eq!(exact, [100, 200, 400, 800, 1000, 1000, 1000]);
+        for late in [32, 33, 34, 1000, u32::MAX] {
+            assert_eq!(pause(late, 0), ms(1000));
+            assert!(exponential(late, Duration::ZERO, ms(1000), 25).is_zero());
+        }
+        let waits: Vec<_> = (0..100).map(|_| pause(2, 50)).collect();
+        assert!(waits.iter().all(|w| *w >= ms(200) && *w <= ms(300)));
+        assert!(waits.iter().any(|w| *w != waits[0]));
     }
 
     #[test]

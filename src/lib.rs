@@ -43,7 +43,8 @@
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
 //! - [`Streams::ownership`] tells how instances share the partitions.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
-//! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it.
+//! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it. It looks after
+//!   [dead letters](#dead-letters), too.
 //!
 //! # The error contract
 //!
@@ -56,6 +57,7 @@
 //! | it will never succeed | `parse(m)?` | logs, counts, steps over it ([`OnError::BestEffort`]) | moves past it |
 //! | it must not be skipped | `post(m).or_block()?` | hands it over again after 1, 2, 4, 8, 16, then every 30 s | stays before it |
 //! | once more, a little later | `call(m).or_retry_after(d)?` | hands it over once more after `d`, then as a bare `?` | stays, then as a bare `?` |
+//! | it will never succeed, and must not be lost | `book(m).or_dead_letter()?` | makes it a [dead letter](#dead-letters), goes on | moves past it |
 //! | nothing more can be done here | `check(m).or_stop()?` | stops this partition | stays before it |
 //! | the handler panics | | as a bare `?`; the handler is made anew | as a bare `?` |
 //!
@@ -63,7 +65,9 @@
 //! [`BestEffort`](OnError::BestEffort) (the default) steps over the message,
 //! [`StopPartition`](OnError::StopPartition) stops the partition before it, [`Fail`](OnError::Fail)
 //! stops every consumer and makes [`Streams::wait`] return the error. Nothing is retried unless the
-//! handler asks for it: only it knows whether a second attempt can help and does no harm.
+//! handler asks for it: only it knows whether a second attempt can help and does no harm. Or the consumer
+//! asks for it with [`Park`](OnError::Park): then a message that failed is handed over again so often, in
+//! its place and with growing pauses ([`ConsumerBuilder::park`]), and becomes a dead letter after that.
 //!
 //! Which message is concerned:
 //!
@@ -97,8 +101,38 @@
 //! for "the ledger is down" and wrong for "this message is broken".
 //!
 //! Entries that are no proper messages (no body or type, a broken header block) never reach a message
-//! handler: they are ordinary errors, with their id in the log. Batch handlers see them in their place,
+//! handler: they are ordinary errors, with their id in the log, and under `Park` never tried again. Batch handlers see them in their place,
 //! marked as [`malformed`](Message::malformed).
+//!
+//! # Dead letters
+//!
+//! A dead letter is a message that failed for good, kept with all its bytes beside what is known of it: where
+//! it comes from, the error, when it failed, how often it was tried and why it was given up. The letter and
+//! the position behind the message are stored by one script, both or neither, so whatever is killed at
+//! whatever moment, no message is lost in between and none is a letter twice. What is no proper message
+//! becomes one at once under [`Park`](OnError::Park). Of a batch without marks every message becomes one.
+//!
+//! [`Admin::dead_letters`] lists, counts, deletes and replays them. An ordered consumer has nothing of its own
+//! that could be replayed into, so a replay is a new message of the topic, for all its consumers and behind
+//! what was published since: [`ReplayTo`] makes you say so. About `DeadLetters:MaxLen` (100 000) of them are
+//! kept, for `DeadLetters:MaxAgeSeconds` if that is set; older ones go when one is added, so have a look
+//! before: each is an error in the log, and `parked` of [`Streams::partitions`] counts them.
+//!
+//! Services in other languages find them in the stream `re:d:{topic}:consumer`. The fields of the letter come
+//! first; `!` says how many these are, itself included, and what follows are the fields of the message as they
+//! were, whatever they are called.
+//!
+//! | field | what it holds |
+//! |---|---|
+//! | `!` | how many fields the letter has of its own |
+//! | `!since`, `!until` | when the message failed first and last, in milliseconds of the server's clock |
+//! | `!topic`, `!partition`, `!last` | where it was, and its id there |
+//! | `!first` | the id it had when it was published first: another than `!last` once it was replayed |
+//! | `!attempts`, `!deliveries` | how often it was handed over again by policy, and handed over in all |
+//! | `!error` | the error, its first KiB |
+//! | `!consumer` | whose message it was |
+//! | `!reason` | `retries`, `handler` or `malformed`; `deliveries` and `payload-missing` are kept for what is to come |
+//! | `!omitted` | how many fields of the message were too many to keep (above 3000); absent if none |
 //!
 //! # Positions, and what a crash costs
 //!
@@ -178,7 +212,7 @@
 //!
 //! # What it does not do (yet)
 //!
-//! Work queues with retries and dead letters, metrics, TLS and clusters are not in this version. Settings
+//! Work queues, retries out of place, metrics, TLS and clusters are not in this version. Settings
 //! that would need them are refused rather than ignored.
 
 mod admin;
@@ -208,7 +242,10 @@ mod sync;
 pub mod testing;
 mod wire;
 
-pub use admin::{Admin, PartitionPreview, Reset, ResetDirection, ResetPreview, ResetTo};
+pub use admin::{
+    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Replay, ReplayTo, Replayed,
+    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo,
+};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
 pub use consumer::{Consumer, ConsumerBuilder, HasHandler, NoHandler, Stopped};
@@ -234,7 +271,7 @@ pub use settings::{
     ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
-pub use wire::{HeaderIter, Headers, Malformed, StreamId, Traceparent};
+pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};
 
 #[cfg(doc)]
 #[doc = include_str!("docs/performance.md")]

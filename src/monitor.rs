@@ -57,6 +57,8 @@ pub(crate) struct Monitor {
     reason: Mutex<String>,
     pub(crate) handled: AtomicU64,
     pub(crate) skipped: AtomicU64,
+    /// Messages that became dead letters.
+    pub(crate) parked: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) filtered: AtomicU64,
     /// Reads that found nothing: proof that the lane had caught up.

@@ -18,6 +18,12 @@ pub(crate) struct Failed {
     pub(crate) done: Option<usize>,
     /// Whether the failing message has had its `RetryAfter` already.
     pub(crate) retried: bool,
+    /// How often the failing message has been handed over again because the policy is `Park`.
+    pub(crate) attempts: u32,
+    /// How often that may be.
+    pub(crate) most: u32,
+    /// Whether it is about a single entry that is no proper message: another attempt would be the same.
+    pub(crate) malformed: bool,
 }
 
 /// What to do next. `finished` counts messages from the start of what was handed over: positions move
@@ -37,6 +43,10 @@ pub(crate) enum Then {
     Block,
     /// Hand the rest over again after this long.
     Retry(Duration),
+    /// Hand the rest over again after the pause that the policy `Park` makes.
+    TryAgain,
+    /// Make so many of the messages that come next dead letters, and go on behind them.
+    Park(usize),
     /// End this lane.
     StopPartition,
     /// End every consumer and report the error.
@@ -48,11 +58,15 @@ pub(crate) fn decide(f: &Failed) -> Step {
     let then = match f.action.unwrap_or(Action::Skip) {
         Action::Block => Then::Block,
         Action::Stop => Then::StopPartition,
+        Action::DeadLetter => park(f, done),
         Action::RetryAfter(pause) if !f.retried => Then::Retry(pause),
         Action::RetryAfter(_) | Action::Skip => match f.policy {
             OnError::BestEffort => Then::GoOn,
             OnError::StopPartition => Then::StopPartition,
             OnError::Fail => Then::Fail,
+            OnError::Park if done == f.handed => Then::GoOn,
+            OnError::Park if f.attempts < f.most && !f.malformed => Then::TryAgain,
+            OnError::Park => park(f, done),
         },
     };
     let finished = match (then, f.done) {
@@ -62,6 +76,15 @@ pub(crate) fn decide(f: &Failed) -> Step {
         _ => done,
     };
     Step { finished, then }
+}
+
+/// The messages that the failure concerns become dead letters; where all were done there is none.
+fn park(f: &Failed, done: usize) -> Then {
+    match f.done {
+        None => Then::Park(f.handed),
+        Some(_) if done < f.handed => Then::Park(1),
+        Some(_) => Then::GoOn,
+    }
 }
 
 #[cfg(test)]
@@ -139,6 +162,83 @@ mod tests {
                 handed,
                 done,
                 retried,
+                attempts: 0,
+                most: 0,
+                malformed: false,
+            };
+            assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
+        }
+    }
+
+    /// What `Park` and `DeadLetter` do, for every action, progress and number of attempts.
+    #[test]
+    fn dead_letters_as_a_table() {
+        use Action::{Block as Blk, DeadLetter as Dead, RetryAfter, Skip, Stop};
+        use OnError::{BestEffort as Best, Fail as Fl, Park, StopPartition as StopP};
+        use Then::{Block, GoOn, Park as Letters, Retry, StopPartition as End, TryAgain as Again};
+        let (m, b) = (1, 5);
+        let later = Some(RetryAfter(PAUSE));
+        let most = 2;
+        #[rustfmt::skip]
+        let table = [
+            // policy action     handed done  retried attempts malformed -> finished, then
+            // A message is handed over so often again, then it is a dead letter.
+            (Park,  None,         m, None,    false, 0, false, 0, Again),
+            (Park,  None,         m, None,    false, 1, false, 0, Again),
+            (Park,  None,         m, None,    false, 2, false, 0, Letters(1)),
+            (Park,  None,         m, None,    false, 3, false, 0, Letters(1)),
+            (Park,  Some(Skip),   m, None,    false, 1, false, 0, Again),
+            (Park,  Some(Skip),   m, None,    false, 2, false, 0, Letters(1)),
+            // What is no message is none the next time either.
+            (Park,  None,         m, None,    false, 0, true,  0, Letters(1)),
+            (Park,  Some(Skip),   m, None,    true,  0, true,  0, Letters(1)),
+            // A batch without marks is handed over again, and becomes dead letters, as a whole ...
+            (Park,  None,         b, None,    false, 1, false, 0, Again),
+            (Park,  None,         b, None,    false, 2, false, 0, Letters(5)),
+            // ... with marks only the first message not done is concerned.
+            (Park,  None,         b, Some(0), false, 1, false, 0, Again),
+            (Park,  None,         b, Some(0), false, 2, false, 0, Letters(1)),
+            (Park,  None,         b, Some(3), false, 0, false, 3, Again),
+            (Park,  None,         b, Some(3), false, 2, false, 3, Letters(1)),
+            (Park,  None,         b, Some(3), false, 0, true,  3, Letters(1)),
+            (Park,  None,         b, Some(4), false, 2, false, 4, Letters(1)),
+            // Where all was done nothing is left to be one.
+            (Park,  None,         b, Some(5), false, 0, false, 5, GoOn),
+            (Park,  None,         b, Some(5), false, 2, false, 5, GoOn),
+            // What was asked for goes before the policy.
+            (Park,  Some(Blk),    m, None,    false, 2, false, 0, Block),
+            (Park,  Some(Blk),    b, Some(2), false, 2, true,  2, Block),
+            (Park,  Some(Stop),   m, None,    false, 2, false, 0, End),
+            (Park,  Some(Stop),   b, Some(2), true,  0, false, 2, End),
+            (Park,  later,        m, None,    false, 2, false, 0, Retry(PAUSE)),
+            (Park,  later,        m, None,    true,  0, false, 0, Again),
+            (Park,  later,        m, None,    true,  2, false, 0, Letters(1)),
+            (Park,  later,        b, Some(2), true,  2, false, 2, Letters(1)),
+            (Park,  Some(Dead),   m, None,    false, 0, false, 0, Letters(1)),
+            (Park,  Some(Dead),   b, Some(1), false, 0, false, 1, Letters(1)),
+            // A dead letter that was asked for is one under every policy.
+            (Best,  Some(Dead),   m, None,    false, 0, false, 0, Letters(1)),
+            (StopP, Some(Dead),   m, None,    true,  0, false, 0, Letters(1)),
+            (Fl,    Some(Dead),   m, None,    false, 0, true,  0, Letters(1)),
+            (Best,  Some(Dead),   b, None,    false, 0, false, 0, Letters(5)),
+            (StopP, Some(Dead),   b, Some(0), false, 0, false, 0, Letters(1)),
+            (Fl,    Some(Dead),   b, Some(4), false, 0, false, 4, Letters(1)),
+            (Best,  Some(Dead),   b, Some(5), false, 0, false, 5, GoOn),
+            // What is no message is the policy's business elsewhere.
+            (Best,  None,         m, None,    false, 0, true,  1, GoOn),
+            (StopP, None,         m, None,    false, 0, true,  0, End),
+            (Best,  later,        m, None,    true,  9, false, 1, GoOn),
+        ];
+        for (policy, action, handed, done, retried, attempts, malformed, finished, then) in table {
+            let f = Failed {
+                policy,
+                action,
+                handed,
+                done,
+                retried,
+                attempts,
+                most,
+                malformed,
             };
             assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
         }
@@ -146,25 +246,41 @@ mod tests {
 
     #[test]
     fn whatever_is_asked_progress_is_kept_and_only_a_skip_steps_over_anything() {
-        for policy in [OnError::BestEffort, OnError::StopPartition, OnError::Fail] {
+        for policy in [
+            OnError::BestEffort,
+            OnError::StopPartition,
+            OnError::Fail,
+            OnError::Park,
+        ] {
             for action in [
                 None,
                 Some(Action::Skip),
                 Some(Action::Block),
                 Some(Action::Stop),
+                Some(Action::DeadLetter),
                 Some(Action::RetryAfter(PAUSE)),
             ] {
                 for handed in 1..6 {
                     for done in (0..=handed).map(Some).chain([None]) {
-                        for retried in [false, true] {
+                        for n in 0..12 {
+                            let (retried, malformed) = (n % 2 == 1, n % 4 > 1);
+                            let attempts = n / 4;
                             let f = Failed {
                                 policy,
                                 action,
                                 handed,
                                 done,
                                 retried,
+                                attempts,
+                                most: 2,
+                                malformed,
                             };
                             let s = decide(&f);
+                            if let Then::Park(n) = s.then {
+                                assert!(n > 0 && s.finished + n <= handed, "{f:?} {s:?}");
+                            }
+                            let again = s.then == Then::TryAgain;
+                            assert!(!again || attempts < 2 && !malformed && s.finished < handed);
                             assert!(s.finished >= done.unwrap_or(0) && s.finished <= handed);
                             let moved = s.finished > done.unwrap_or(0);
                             assert!(!moved || s.then == Then::GoOn, "{f:?} {s:?}");

@@ -1,7 +1,9 @@
 //! What an operator does from outside: to look at a consumer that may run anywhere, and to move it.
 
+mod dead_letters;
 mod ownership;
 mod preview;
+mod replay;
 mod reset;
 mod stream;
 
@@ -13,7 +15,9 @@ use crate::{
     wire::Keys,
 };
 
+pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
+pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};
 
 /// Looks at and moves consumers, which may run in this process, elsewhere or not at all.

@@ -24,6 +24,7 @@ use crate::{
 
 use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
+    park::Failures,
     resets::RESET,
 };
 
@@ -45,6 +46,10 @@ struct Attempts {
     /// Calls that were given the first of them.
     made: u32,
     retried: bool,
+    /// How often it was handed over again because the policy is `Park`.
+    parkings: u32,
+    /// When the first of them failed first.
+    failed_since: Option<Instant>,
     ladder: BlockLadder,
     blocked_since: Option<Instant>,
 }
@@ -105,20 +110,33 @@ impl Lane {
                     Flow::End(LaneEnd::Stopped)
                 }
                 Err(failure) => {
+                    let done = called.done.unwrap_or(0);
+                    if done > 0 {
+                        // another message is at the head now, and this call was the first that was given it
+                        attempts = Attempts {
+                            made: 1,
+                            ..Attempts::default()
+                        };
+                    }
+                    attempts.failed_since.get_or_insert_with(clock::now);
+                    let action = failure.action().or_else(|| self.classify(&failure));
                     let step = decide(&Failed {
                         policy: self.plan.on_error,
-                        action: failure.action().or_else(|| self.classify(&failure)),
+                        action,
                         handed: called.handed,
                         done: called.done,
                         retried: attempts.retried,
+                        attempts: attempts.parkings,
+                        most: self.plan.parking.attempts,
+                        malformed: self.is_about_no_message(&called),
                     });
-                    let done = called.done.unwrap_or(0);
                     count(&self.monitor.failures, 1);
                     count(&self.monitor.handled, done as u64);
                     count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
                     start += step.finished;
-                    self.carry_out(step, failure, start, total, &mut attempts)
+                    let failed = (failure, action);
+                    self.carry_out(step, failed, &mut start, total, &mut attempts)
                 }
             };
             if !matches!(flow, Flow::On) {
@@ -238,24 +256,19 @@ impl Lane {
     fn carry_out(
         &mut self,
         step: Step,
-        failure: Failure,
-        start: usize,
+        (failure, action): (Failure, Option<Action>),
+        start: &mut usize,
         total: usize,
         attempts: &mut Attempts,
     ) -> Flow {
         if step.finished > 0 {
-            // another message is at the head now, and this call was the first that was given it
-            *attempts = Attempts {
-                made: 1,
-                ..Attempts::default()
-            };
-            match self.finished(start, total) {
+            match self.finished(*start, total) {
                 Flow::On => {}
                 away => return away,
             }
         }
         // what it is about, or, where all was done, what it came after
-        let id = self.reader.records()[start.min(total - 1)].id;
+        let id = self.reader.records()[(*start).min(total - 1)].id;
         match step.then {
             Then::GoOn => {
                 self.monitor.enter(LaneState::Running, "");
@@ -266,6 +279,31 @@ impl Lane {
                 attempts.retried = true;
                 self.context.interrupt.sleep(pause, CALLED);
                 Flow::On
+            }
+            Then::TryAgain => {
+                attempts.parkings += 1;
+                let pause = self.pause_before(attempts.parkings);
+                self.context.interrupt.sleep(pause, CALLED);
+                Flow::On
+            }
+            Then::Park(messages) => {
+                let until = clock::now();
+                let failures = Failures {
+                    attempts: attempts.parkings,
+                    deliveries: attempts.made,
+                    since: attempts.failed_since.unwrap_or(until),
+                    until,
+                    error: &describe(&failure),
+                    asked: action == Some(Action::DeadLetter),
+                };
+                for _ in 0..messages {
+                    match self.park(*start, &failures) {
+                        Flow::On => *start += 1,
+                        away => return away,
+                    }
+                }
+                *attempts = Attempts::default();
+                self.finished(*start, total)
             }
             Then::Block => {
                 attempts.blocked_since.get_or_insert_with(clock::now);
@@ -296,6 +334,17 @@ impl Lane {
         }
     }
 
+    /// Whether a failure is about a single entry that is no proper message.
+    fn is_about_no_message(&self, called: &Called) -> bool {
+        let nth = match called.done {
+            None if called.handed > 1 => return false,
+            None => 0,
+            Some(done) => done,
+        };
+        let record = self.reader.records()[called.start..][..called.handed].get(nth);
+        record.is_some_and(|r| r.malformed.is_some())
+    }
+
     fn classify(&self, failure: &Failure) -> Option<Action> {
         let classify = self.plan.classify.as_ref()?;
         let ask = || classify(failure.error());
@@ -317,6 +366,8 @@ impl Lane {
         let verdict = match step.then {
             Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
+            Then::TryAgain => "to be handed over again (OnError Park)",
+            Then::Park(_) => "it is to be a dead letter",
             Then::Block => {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"
             }
@@ -328,10 +379,15 @@ impl Lane {
             Then::GoOn => &mut self.quiet_skips,
             _ => &mut self.quiet_failures,
         };
-        let held_back = quiet.permit();
+        let held_back = match step.then {
+            Then::Park(_) => None, // that it is one is said when it is
+            _ => quiet.permit(),
+        };
         let level = match (step.then, held_back) {
-            (Then::GoOn | Then::Block | Then::Retry(_), None) => log::Level::Debug,
-            (Then::Retry(_), Some(_)) => log::Level::Warn,
+            (Then::GoOn | Then::Block | Then::Retry(_) | Then::TryAgain | Then::Park(_), None) => {
+                log::Level::Debug
+            }
+            (Then::Retry(_) | Then::TryAgain, Some(_)) => log::Level::Warn,
             _ => log::Level::Error,
         };
         if !log::log_enabled!(level) {

@@ -111,6 +111,74 @@ return 'd'",
     commands: "+eval +evalsha +time +hget +hset +hdel +zscore",
 };
 
+/// A dead letter, and the position of its partition moved past its message: both or neither.
+///
+/// `KEYS`: the position hash; the hash of diagnostics; the ownership hash; the set of expiries beside it;
+/// the dead letters; what is noted of them. `ARGV`: our claim, or nothing where there are none; `f` or `s`
+/// as for [`STORE`]; the partition; its new value, or nothing where positions are not stored; its ordinal
+/// or nothing; the id of the message; how many letters to keep; for how many milliseconds, or 0; how many
+/// milliseconds ago the message failed first, and last; how many own fields the letter has; then its
+/// fields, the message's behind its own, as [`Letter`](crate::wire::Letter) has them.
+///
+/// It answers a letter as [`STORE`] does, with the id of the dead letter behind a `d`. What was done
+/// already, as where the answer was lost, is not done again: the last letter of each partition is noted.
+/// That holds also where the position was moved back since, unless that letter was deleted or replayed.
+pub(super) const PARK: Script = Script {
+    text: r"#!lua flags=allow-oom
+local positions, meta, hash, set, letters, marks = unpack(KEYS)
+local me, by_field, p, value, ordinal, id = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local function less(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+local function parts(value)
+  local ms, seq = string.match(value .. '|', '^0*(%d+)-0*(%d+)|')
+  local most = '18446744073709551615'
+  if ms and not less(most, ms) and not less(most, seq) then return ms, seq end
+end
+local function reached(value, stored)
+  local ms, seq = parts(value)
+  local stored_ms, stored_seq = parts(stored)
+  if not stored_ms then return false end
+  if ms ~= stored_ms then return less(ms, stored_ms) end
+  return not less(stored_seq, seq)
+end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if me ~= '' then
+  local owner = redis.call('HGET', hash, p)
+  if owner and not by_field then
+    local score = redis.call('ZSCORE', set, p)
+    if score and tonumber(score) <= now then owner = false end
+  end
+  if not owner then return 'm' end
+  if owner ~= me then return 'o' end
+end
+local found = redis.call('HMGET', positions, p, '__reset:' .. p)
+if found[2] and value ~= '' then return 'r' end
+local mark = redis.call('HGET', marks, 'p' .. p) or ''
+local last, letter = string.match(mark, '^(%d+%-%d+) (%d+%-%d+)$')
+if value ~= '' and found[1] and reached(value, found[1]) then
+  if last == id then return 'd' .. letter end
+  return 'b'
+end
+local kept = last == id and redis.call('HEXISTS', marks, letter) == 0
+if not kept or #redis.call('XRANGE', letters, letter, letter) == 0 then
+  local function ago(ms) return string.format('%.0f', now - ms) end
+  letter = redis.call('XADD', letters, 'MAXLEN', '~', ARGV[7], '*', '!', ARGV[11],
+    '!since', ago(ARGV[9]), '!until', ago(ARGV[10]), unpack(ARGV, 12))
+  redis.call('HSET', marks, 'p' .. p, id .. ' ' .. letter)
+  if ARGV[8] ~= '0' then redis.call('XTRIM', letters, 'MINID', '~', ago(ARGV[8])) end
+end
+if value ~= '' then
+  redis.call('HSET', positions, p, value)
+  if ordinal ~= '' then redis.call('HSET', meta, p .. ':ordinal', ordinal) end
+end
+return 'd' .. letter",
+    sha1: "cc15751c4c1692420e004937b70b701d84b972e3",
+    commands: "+eval +evalsha +time +hget +hmget +hset +hexists +zscore +xadd +xrange +xtrim",
+};
+
 /// What became of one position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {

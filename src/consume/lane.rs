@@ -26,6 +26,7 @@ use crate::{
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
     fenced::Fate,
+    park::Parking,
     reader::{Brought, ReadPlan, Reader},
     resets::{LaneResets, Marker, RESET, Resets},
     store::{PositionStore, Stored},
@@ -54,6 +55,7 @@ pub(crate) struct Plan {
     pub(crate) persist: Persist,
     pub(crate) on_error: OnError,
     pub(crate) classify: Option<Classify>,
+    pub(crate) parking: Parking,
     pub(crate) factory: HandlerFactory,
     pub(crate) on_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
     pub(crate) on_gap: Option<GapHook>,
@@ -94,6 +96,7 @@ pub(crate) struct Lane {
     pub(super) monitor: Arc<Monitor>,
     pub(super) quiet_failures: Quiet,
     pub(super) quiet_skips: Quiet,
+    pub(super) quiet_parked: Quiet,
     pub(super) writer: Writer,
     /// The ordinal of the reader's position before the last read.
     pub(super) base: Option<u64>,
@@ -214,6 +217,7 @@ impl Lane {
             monitor: Arc::clone(&seat.monitor),
             quiet_failures: Quiet::default(),
             quiet_skips: Quiet::default(),
+            quiet_parked: Quiet::default(),
             writer,
             base: start.ordinal,
             watch: Watch::default(),
@@ -247,6 +251,10 @@ impl Lane {
         let untold = self.quiet_skips.held_back();
         if untold > 0 {
             log::warn!("{self}: {untold} more failed calls were stepped over since the last line");
+        }
+        let untold = self.quiet_parked.held_back();
+        if untold > 0 {
+            log::warn!("{self}: {untold} more messages became dead letters since the last line");
         }
         end
     }
@@ -340,7 +348,7 @@ impl Lane {
         brought
     }
 
-    fn connect(&mut self) -> Result<()> {
+    pub(super) fn connect(&mut self) -> Result<()> {
         self.reader.leave_replica();
         if !self.reader.is_connected() {
             self.reader.connect()?;
@@ -460,7 +468,7 @@ impl Lane {
     }
 
     /// What became of the position concerns others, too.
-    fn heed_fate(&self, fate: Fate) {
+    pub(super) fn heed_fate(&self, fate: Fate) {
         match (fate, self.store.lease()) {
             (Fate::Unclaimed | Fate::Anothers, Some(lease)) => lease.desk().look_again(),
             (Fate::Behind, _) => log::warn!("{self}: {}; somebody else has written it", fate.why()),
@@ -477,7 +485,7 @@ impl Lane {
     }
 
     /// The position that was not is stored now.
-    fn saved(&mut self) {
+    pub(super) fn saved(&mut self) {
         if let Some(position) = self.unsaved.take() {
             self.writer.stored(position.version);
         }
@@ -500,7 +508,7 @@ impl Lane {
         }
     }
 
-    fn reads_again(&mut self) {
+    pub(super) fn reads_again(&mut self) {
         self.monitor.enter(LaneState::Running, "");
         self.short_lived = false;
         if let Some(trouble) = self.trouble.take() {
@@ -516,7 +524,7 @@ impl Lane {
     }
 
     /// Reports what keeps the lane from reading and waits as long as is sensible before it tries again.
-    fn wait_out(&mut self, e: &Error) {
+    pub(super) fn wait_out(&mut self, e: &Error) {
         if self.context.interrupt.bits() & CALLED != 0 {
             return;
         }

@@ -57,6 +57,8 @@ struct Slot {
     /// How to call the lane; `None` while there is none, and then no marker is looked for.
     lane: Option<Arc<Interrupt>>,
     stage: Stage,
+    /// The last position that the lane may have stored by itself, with a dead letter.
+    parked: StreamId,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +78,7 @@ impl Resets {
         *self.slot(partition) = Slot {
             lane: Some(Arc::clone(interrupt)),
             stage: Stage::None,
+            parked: StreamId::MIN,
         };
         LaneResets {
             resets: Arc::clone(self),
@@ -113,6 +116,11 @@ impl Resets {
     pub(crate) fn is_under_way(&self, partition: u32) -> bool {
         let stage = &self.slot(partition).stage;
         matches!(stage, Stage::Found(_) | Stage::Taken(_))
+    }
+
+    /// Up to where the lane may have stored the position by itself, with a dead letter.
+    pub(super) fn parked(&self, partition: u32) -> StreamId {
+        self.slot(partition).parked
     }
 
     fn slot(&self, partition: u32) -> MappedMutexGuard<'_, Slot> {
@@ -170,9 +178,15 @@ impl LaneResets {
         }
     }
 
+    /// Says that the lane is about to store this position by itself, with a dead letter.
+    pub(super) fn parks(&self, position: StreamId) {
+        self.resets.slot(self.partition).parked = position;
+    }
+
     /// Says that the reset that was taken is stored; another may have been found meanwhile.
     pub(super) fn settled(&self) {
         let mut slot = self.resets.slot(self.partition);
+        slot.parked = StreamId::MIN;
         slot.stage = match mem::take(&mut slot.stage) {
             Stage::Taken(marker) => Stage::Settled(marker),
             other => other,

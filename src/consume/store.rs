@@ -1,5 +1,6 @@
 //! Where positions are kept: what is read of them, and what is rendered about them.
 
+mod park;
 mod write;
 
 use std::{
@@ -32,6 +33,8 @@ pub(crate) struct PositionStore {
     meta_key: Box<[u8]>,
     ownership_key: Box<[u8]>,
     expiries_key: Box<[u8]>,
+    letters_key: Box<[u8]>,
+    letters_meta_key: Box<[u8]>,
     instance: InstanceId,
     /// What writes are made under; `None` where partitions are not claimed.
     lease: Option<Arc<Lease>>,
@@ -73,6 +76,8 @@ impl PositionStore {
             meta_key: keys.positions_meta(topic, consumer).into_bytes().into(),
             ownership_key: keys.ownership(topic, consumer).into_bytes().into(),
             expiries_key: keys.expiries(topic, consumer).into_bytes().into(),
+            letters_key: keys.dead_letters(topic, consumer).into_bytes().into(),
+            letters_meta_key: keys.dead_letters_meta(topic, consumer).into_bytes().into(),
             instance,
             lease: None,
             rivals: None,
@@ -96,6 +101,10 @@ impl PositionStore {
 
     pub(crate) fn key(&self) -> &[u8] {
         &self.positions_key
+    }
+
+    pub(crate) fn letters_key(&self) -> &[u8] {
+        &self.letters_key
     }
 
     pub(crate) fn meta_key(&self) -> &[u8] {
@@ -228,6 +237,8 @@ impl PositionStore {
         resp::arg(out, self.text.as_bytes());
     }
 }
+
+pub(super) use park::Parked;
 
 #[cfg(test)]
 mod tests;

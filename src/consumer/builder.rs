@@ -1,5 +1,7 @@
 //! How a consumer is described.
 
+mod parking;
+
 use std::{
     error::Error as StdError,
     fmt,
@@ -20,7 +22,8 @@ use crate::{
     MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
     TypedBatchHandler, TypedHandler,
     consume::{
-        Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets, Rhythm,
+        Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets,
+        Rhythm,
     },
     handler::DecodedBy,
     position::Table,
@@ -36,6 +39,7 @@ pub struct ConsumerBuilder<H = NoHandler> {
     name: Option<String>,
     changes: Vec<Change>,
     classify: Option<Classify>,
+    park_backoff: Option<Backoff>,
     on_lane_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
     on_gap: Option<GapHook>,
     on_fail: Option<FailHook>,
@@ -92,6 +96,7 @@ impl ConsumerBuilder {
             name: None,
             changes: Vec::new(),
             classify: None,
+            park_backoff: None,
             on_lane_start: None,
             on_gap: None,
             on_fail: None,
@@ -207,6 +212,7 @@ impl ConsumerBuilder {
             name: self.name,
             changes: self.changes,
             classify: self.classify,
+            park_backoff: self.park_backoff,
             on_lane_start: self.on_lane_start,
             on_gap: self.on_gap,
             on_fail: self.on_fail,
@@ -482,6 +488,7 @@ impl ConsumerBuilder<HasHandler> {
             name,
             changes,
             classify,
+            park_backoff,
             on_lane_start,
             on_gap,
             on_fail,
@@ -512,6 +519,7 @@ impl ConsumerBuilder<HasHandler> {
             persist: settings.persist,
             on_error: settings.on_error,
             classify,
+            parking: parking::of(&settings, park_backoff),
             factory: handler.0,
             on_start: on_lane_start,
             on_gap,

@@ -61,6 +61,7 @@ struct State {
 pub(super) struct Totals {
     pub(super) handled: u64,
     pub(super) skipped: u64,
+    pub(super) parked: u64,
 }
 
 impl Totals {
@@ -69,6 +70,7 @@ impl Totals {
         Self {
             handled: self.handled + of(&m.handled),
             skipped: self.skipped + of(&m.skipped),
+            parked: self.parked + of(&m.parked),
         }
     }
 }

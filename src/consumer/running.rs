@@ -374,8 +374,14 @@ impl Running {
             // What a lane drops last may be a handle of this consumer, which takes the lock.
             let threads = std::mem::take(&mut *self.threads.lock());
             if !threads.is_empty() {
-                let Totals { handled, skipped } = self.lanes.totals();
-                log::info!("{self}: stopped; handled {handled}, stepped over {skipped}");
+                let Totals {
+                    handled,
+                    skipped,
+                    parked,
+                } = self.lanes.totals();
+                log::info!(
+                    "{self}: stopped; handled {handled}, stepped over {skipped}, dead letters {parked}"
+                );
             }
             for thread in threads {
                 let _ = thread.join(); // a panic was reported where it was caught
@@ -420,6 +426,7 @@ impl Running {
             position: self.table.load(seat.partition),
             handled: m.handled.load(Ordering::Relaxed),
             skipped: m.skipped.load(Ordering::Relaxed),
+            parked: m.parked.load(Ordering::Relaxed),
             failures: m.failures.load(Ordering::Relaxed),
             filtered: m.filtered.load(Ordering::Relaxed),
             connects: m.connects.load(Ordering::Relaxed),

@@ -24,6 +24,9 @@ pub enum Action {
     Block,
     /// Hand it over once more after this long, in place; if it fails again the policy decides.
     RetryAfter(Duration),
+    /// Make it a dead letter and go on behind it, whatever the policy: it is kept for a person to look at,
+    /// see [`Admin::dead_letters`](crate::Admin::dead_letters).
+    DeadLetter,
     /// Stop this partition and leave its position before the message.
     Stop,
 }
@@ -189,6 +192,13 @@ pub trait OrAction<T> {
     /// The error, with the action.
     fn or_retry_after(self, pause: Duration) -> HandlerResult<T>;
 
+    /// Asks for [`Action::DeadLetter`].
+    ///
+    /// # Errors
+    ///
+    /// The error, with the action.
+    fn or_dead_letter(self) -> HandlerResult<T>;
+
     /// Asks for [`Action::Stop`].
     ///
     /// # Errors
@@ -204,6 +214,10 @@ impl<T, E: Into<Box<dyn StdError + Send + Sync>>> OrAction<T> for Result<T, E> {
 
     fn or_retry_after(self, pause: Duration) -> HandlerResult<T> {
         self.map_err(|e| Failure::of(Some(Action::RetryAfter(pause)), e))
+    }
+
+    fn or_dead_letter(self) -> HandlerResult<T> {
+        self.map_err(|e| Failure::of(Some(Action::DeadLetter), e))
     }
 
     fn or_stop(self) -> HandlerResult<T> {
@@ -239,6 +253,7 @@ mod tests {
                 post(false).or_retry_after(second),
                 Action::RetryAfter(second),
             ),
+            (post(false).or_dead_letter(), Action::DeadLetter),
             (post(false).or_stop(), Action::Stop),
         ] {
             let f = r.unwrap_err();

@@ -26,6 +26,8 @@ pub struct PartitionStatus {
     pub handled: u64,
     /// Messages stepped over since start, after a failure under `OnError: BestEffort`.
     pub skipped: u64,
+    /// Messages that became dead letters since start; see [`Admin::dead_letters`](crate::Admin::dead_letters).
+    pub parked: u64,
     /// Failed handler calls since start, each retry of a blocked message included.
     pub failures: u64,
     /// Entries that the consumer's filter left out since start.
@@ -294,6 +296,7 @@ mod tests {
             },
             handled: 0,
             skipped: 0,
+            parked: 0,
             failures: 0,
             filtered: 0,
             connects: 1,

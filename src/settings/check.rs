@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ConsumerSettings, Instances, Persist, ProducerSettings, ReadMode, Settings, StartFrom,
+    ConsumerSettings, Instances, OnError, Persist, ProducerSettings, ReadMode, Settings, StartFrom,
     TopicSettings, Trim,
     key::{Key, Section},
     problem::{Problems, not_allowed, printable},
@@ -127,6 +127,7 @@ fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
     check_start(at, c, problems);
     check_persist(at, c, problems);
     check_instances(at, c, problems);
+    check_parking(at, c, problems);
     for (key, mode) in [
         ("MaxIdleDelayMs", ReadMode::Poll),
         ("BlockMs", ReadMode::Block),
@@ -271,6 +272,33 @@ fn check_instances(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
     }
 }
 
+fn check_parking(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    const PARK: [&str; 4] = [
+        "Park:Attempts",
+        "Park:BackoffBaseMs",
+        "Park:BackoffMaxMs",
+        "Park:JitterPercent",
+    ];
+    if c.on_error != OnError::Park {
+        for key in PARK.into_iter().filter(|key| c.is_set(key)) {
+            problems.contradict(
+                at,
+                &[key, "OnError"],
+                "has no effect unless OnError is Park; remove it or set OnError to Park",
+            );
+        }
+    } else if c.park_backoff_max < c.park_backoff_base {
+        problems.contradict(
+            at,
+            &["Park:BackoffMaxMs", "Park:BackoffBaseMs"],
+            &format!(
+                "the longest pause, {:?}, is shorter than the first, {:?}; make it at least as long",
+                c.park_backoff_max, c.park_backoff_base
+            ),
+        );
+    }
+}
+
 fn check_persist(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
     if c.is_set("PositionAhead") && c.persist == Persist::None {
         problems.contradict(
@@ -377,7 +405,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::settings::{OnError, PositionAhead};
+    use crate::settings::PositionAhead;
 
     fn refused(s: &Settings) -> Vec<String> {
         let text = s.check().expect_err("it is refused").to_string();
@@ -552,6 +580,54 @@ mod tests {
     }
 
     #[test]
+    fn what_only_parking_heeds_is_refused_without_it() {
+        let c = || {
+            let c = ConsumerSettings::new("t").park_attempts(3);
+            let c = c.park_backoff_base(Duration::from_secs(1));
+            c.park_backoff_max(Duration::from_secs(2)).park_jitter(0)
+        };
+        let with = |c| Settings::default().with_consumer(c);
+        let lines = refused(&with(c()));
+        assert_eq!(lines.len(), 4, "{lines:#?}");
+        for (line, key) in lines
+            .iter()
+            .zip(["Attempts", "BackoffBaseMs", "BackoffMaxMs", "Jitter"])
+        {
+            let start = format!("Streams:Consumers[0]:Park:{key}");
+            let fix = "remove it or set OnError to Park";
+            assert!(line.starts_with(&start) && line.contains(fix), "{line}");
+        }
+        let parks = c().on_error(OnError::Park);
+        assert!(with(parks.clone()).check().is_ok());
+        let lines = refused(&with(
+            parks.clone().park_backoff_base(Duration::from_secs(3)),
+        ));
+        assert!(
+            lines[0].starts_with("Streams:Consumers[0]:Park:BackoffMaxMs: ")
+                && lines[0].contains("2s, is shorter than the first, 3s; make it at least as long"),
+            "{lines:#?}"
+        );
+        for (outside, key) in [
+            (parks.clone().park_attempts(2_000_000), "Park:Attempts"),
+            (parks.clone().park_jitter(101), "Park:JitterPercent"),
+            (
+                c().dead_letters_max_len(0).on_error(OnError::Park),
+                "DeadLetters:MaxLen",
+            ),
+            (
+                parks.dead_letters_max_age(Duration::MAX),
+                "DeadLetters:MaxAgeSeconds",
+            ),
+        ] {
+            let lines = refused(&with(outside));
+            assert!(
+                lines[0].contains(key) && lines[0].contains("give a whole number"),
+                "{lines:#?}"
+            );
+        }
+    }
+
+    #[test]
     fn what_goes_together_is_accepted() {
         let c = || ConsumerSettings::new("t");
         for consumer in [
@@ -570,6 +646,13 @@ mod tests {
             c().block(Duration::from_hours(1))
                 .spin(Duration::from_micros(50)),
             c().on_error(OnError::Fail),
+            c().on_error(OnError::Park).park_attempts(0),
+            c().on_error(OnError::Park)
+                .park_backoff_base(Duration::ZERO)
+                .park_backoff_max(Duration::ZERO)
+                .park_jitter(0),
+            c().dead_letters_max_len(5)
+                .dead_letters_max_age(Duration::from_hours(1)),
             c().filter(["a", "b", ""]),
         ] {
             let s = Settings::default().with_consumer(consumer);

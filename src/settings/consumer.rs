@@ -67,8 +67,27 @@ section! {
         /// It buys latency with a whole core; 0 is off.
         spin: Duration = Duration::ZERO, "SpinMicros", micros(0, 1_000_000);
         /// What an ordinary failure of the handler does: `BestEffort` skips the message,
-        /// `StopPartition` stops its partition, `Fail` ends the consumer.
+        /// `StopPartition` stops its partition, `Fail` ends the consumer, `Park` hands the message over
+        /// again, in its place, and then makes it a dead letter.
         on_error: OnError = OnError::BestEffort, "OnError", choice::<OnError>();
+        /// How often a message that failed is handed over again, under `Park`, before it becomes a dead
+        /// letter. 0: at its first failure.
+        park_attempts: u32 = 5, "Park:Attempts", Whole("attempts", 0, 1_000_000);
+        /// The pause before the first of these attempts; it doubles from one to the next.
+        park_backoff_base: Duration = Duration::from_millis(100), "Park:BackoffBaseMs",
+            millis(0, 3_600_000);
+        /// The longest of these pauses, lengthening aside.
+        park_backoff_max: Duration = Duration::from_secs(10), "Park:BackoffMaxMs",
+            millis(0, 86_400_000);
+        /// By how much of itself each pause is lengthened at most, at random.
+        park_jitter: u32 = 25, "Park:JitterPercent", Whole("percent", 0, 100);
+        /// About how many dead letters are kept, the newest: the others are deleted when one is added.
+        dead_letters_max_len: u64 = 100_000, "DeadLetters:MaxLen",
+            Whole("messages", 1, 1_000_000_000);
+        /// For how long dead letters are kept, about: older ones are deleted when one is added. 0: until
+        /// there are too many.
+        dead_letters_max_age: Duration = Duration::ZERO, "DeadLetters:MaxAgeSeconds",
+            seconds(0, 3650 * DAY);
         /// A partition blocked for longer is Unhealthy, before that Degraded.
         unhealthy_block: Duration = Duration::from_mins(5), "UnhealthyBlockSeconds",
             seconds(0, 365 * DAY);
@@ -244,5 +263,8 @@ choices! {
         StopPartition,
         /// The consumer ends with the error.
         Fail,
+        /// The message is handed over again up to `Park:Attempts` times, in its place and with growing
+        /// pauses, while the partition waits; then it becomes a dead letter, and the partition goes on.
+        Park,
     }
 }

@@ -374,6 +374,7 @@ mod tests {
         let all = [
             number.clone(),
             (pick % 1000 + 1).to_string(),
+            (pick % 100 + 1).to_string(),
             flag,
             moment,
             name,

@@ -39,7 +39,8 @@ fn packed_len(field: &[u8]) -> usize {
     decimal::width(field.len() as u64) + 1 + field.len()
 }
 
-fn pack_one(out: &mut Vec<u8>, field: &[u8]) {
+/// Appends one header's name or value, whatever the limits say.
+pub(crate) fn pack_one(out: &mut Vec<u8>, field: &[u8]) {
     let mut prefix = [0; decimal::DIGITS_MAX + 1];
     let colon = decimal::write(&mut prefix, 0, field.len() as u64);
     prefix[colon] = b':';

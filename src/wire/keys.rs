@@ -73,6 +73,16 @@ impl Keys {
         format!("{}e:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// The dead letters of a consumer: a stream.
+    pub(crate) fn dead_letters(&self, topic: &str, consumer: &str) -> String {
+        format!("{}d:{{{topic}}}:{consumer}", self.prefix)
+    }
+
+    /// What became of its dead letters, and which was the last of each partition: a hash.
+    pub(crate) fn dead_letters_meta(&self, topic: &str, consumer: &str) -> String {
+        format!("{}d:{{{topic}}}:{consumer}{META}", self.prefix)
+    }
+
     /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
     /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
     pub(crate) fn once(&self, tag: &str) -> String {
@@ -169,6 +179,14 @@ mod tests {
         assert_eq!(
             keys.positions_meta("orders", "billing"),
             "re:p:{orders}:billing:meta"
+        );
+        assert_eq!(
+            keys.dead_letters("orders", "billing"),
+            "re:d:{orders}:billing"
+        );
+        assert_eq!(
+            keys.dead_letters_meta("orders", "billing"),
+            "re:d:{orders}:billing:meta"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
         assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");

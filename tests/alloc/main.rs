@@ -444,7 +444,7 @@ fn reading_messages(
 
 fn message_handler(scene: &Scene) -> Vec<Count> {
     on_lanes(true, |pacer| {
-        let builder = scene.reader("messages").persist_interval(OFTEN);
+        let builder = scene.reader("messages").persist_interval(OFTEN).park(3);
         reading_messages(builder, pacer)
     })
 }

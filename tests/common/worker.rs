@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use streamlane::{
-    Batch, Consumer, HandlerResult, Message, Persist, Streams,
+    Batch, Consumer, HandlerResult, Message, OrAction, Persist, Streams,
     testing::{Event, Kind, PrivateServer, Recorder, eventually, now_ns},
 };
 
@@ -47,6 +47,8 @@ pub struct Job {
     pub batches: bool,
     /// How long a message takes.
     pub work: Duration,
+    /// Whether messages that [fail](fails) there are, each of which becomes a dead letter.
+    pub parks: bool,
     /// The body of the message at which a handler call never returns.
     pub hangs_at: Option<String>,
 }
@@ -77,6 +79,7 @@ impl Job {
             keeps: Keeps::Default,
             batches: false,
             work: Duration::ZERO,
+            parks: false,
             hangs_at: None,
         }
     }
@@ -107,6 +110,11 @@ impl Job {
             Keeps::Within(interval) => consumer.persist_interval(interval),
             Keeps::EachMessage => consumer.persist(Persist::SyncMessage),
         };
+        let consumer = if self.parks {
+            consumer.park(1).park_pauses(Duration::ZERO, Duration::ZERO)
+        } else {
+            consumer
+        };
         let batches = self.batches;
         let log = Recorder::append(&self.log).unwrap();
         let shared = Arc::new((self, log));
@@ -129,6 +137,11 @@ impl Job {
     }
 }
 
+/// Whether a message of this key fails whenever it is handled.
+pub fn fails(key: &[u8]) -> bool {
+    key.ends_with(b"-0")
+}
+
 /// A worker on one partition, from the claim to its end.
 struct Tenure {
     shared: Arc<(Job, Recorder)>,
@@ -138,7 +151,6 @@ struct Tenure {
 }
 
 impl Tenure {
-    #[expect(clippy::unnecessary_wraps, reason = "it is a handler")]
     fn handle(&self, m: &Message<'_>) -> HandlerResult {
         let (job, _) = &*self.shared;
         self.record(Kind::Started, m);
@@ -147,6 +159,18 @@ impl Tenure {
         }
         if !job.work.is_zero() {
             thread::sleep(job.work);
+        }
+        if job.parks && fails(m.key().as_bytes()) {
+            // Some are dead letters because the handler says so, the others at their second failure.
+            let asks = m.id().ms().is_multiple_of(2);
+            if asks || m.attempt() > 1 {
+                self.record(Kind::Parked, m);
+            }
+            return if asks {
+                Err("for good").or_dead_letter()
+            } else {
+                Err("for good".into())
+            };
         }
         self.record(Kind::Handled, m);
         Ok(())

@@ -22,6 +22,7 @@ mod common;
 mod forwards;
 mod kills;
 mod outages;
+mod parking;
 mod publishers;
 mod stops;
 mod ways;

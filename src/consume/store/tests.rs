@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::{
-    super::fenced::{Fate, MOVE, STORE},
+    super::fenced::{Fate, MOVE, PARK, STORE},
     *,
 };
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     ownership::Terms,
     position::Snapshot,
     testing::PrivateServer,
-    wire::Claimant,
+    wire::{Claimant, DeadLetterReason, Letter, ReadLetter},
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -89,7 +89,7 @@ fn at(ms: u64) -> Snapshot {
 #[test]
 fn the_server_knows_each_script_by_its_hash() {
     let scene = Scene::new();
-    for script in [&STORE, &MOVE] {
+    for script in [&STORE, &MOVE, &PARK] {
         let known = scene.server.command(&["SCRIPT", "LOAD", script.text]);
         assert_eq!(known.unwrap().text(), script.sha1, "{}", script.text);
     }
@@ -289,6 +289,168 @@ fn markers_are_found_for_each_partition_and_unreadable_ones_are_none() {
         .ask_fields(&mut scene.connection, &out, 3, LONG, each)
         .unwrap();
     assert_eq!(seen, [(0, Some(7)), (2, Some(5))]);
+}
+
+/// A message that failed for good, of this id.
+fn parks(scene: &mut Scene, ms: u64, position: bool) -> (Fate, Option<StreamId>) {
+    let id = StreamId::new(ms, 0);
+    let parked = Parked {
+        letter: Letter {
+            topic: "t",
+            partition: 0,
+            first: id,
+            last: id,
+            attempts: 1,
+            deliveries: 2,
+            error: "no",
+            consumer: "c",
+            reason: DeadLetterReason::Retries,
+            omitted: 0,
+        },
+        fields: &[(b"b", b"body"), (b"t", b"T"), (b"b", b"again")],
+        position: position.then(|| at(ms)),
+        ago: [Duration::from_secs(2), Duration::from_secs(1)],
+        keep: (1000, Duration::ZERO),
+    };
+    let mut inbox = Inbox::default();
+    let (store, connection) = (&mut scene.store, &mut scene.connection);
+    store.park(connection, &mut inbox, &parked, LONG).unwrap()
+}
+
+/// The messages that are dead letters, by their ids, in the order in which they became ones.
+fn letters(scene: &Scene) -> Vec<u64> {
+    let all = scene.server.command(&["XRANGE", "re:d:{t}:c", "-", "+"]);
+    let all = all.unwrap();
+    let letter = |entry: &crate::testing::Reply| {
+        let fields = entry.items()[1].items().chunks(2);
+        let pairs = fields.map(|p| (p[0].text().into_bytes(), p[1].text().into_bytes()));
+        let letter = ReadLetter::parse(pairs.collect()).unwrap();
+        assert_eq!(letter.fields.len(), 3);
+        assert_eq!(letter.until_ms - letter.since_ms, 1000);
+        letter.last.ms()
+    };
+    all.items().iter().map(letter).collect()
+}
+
+#[test]
+fn a_dead_letter_and_its_position_are_stored_together_and_once() {
+    let mut scene = Scene::new();
+    scene.set(&["0", "3-0|x"]);
+    let (fate, letter) = parks(&mut scene, 5, true);
+    assert_eq!(fate, Fate::Stored);
+    assert!(scene.get("0").starts_with("5-0|"));
+    // as after a lost answer
+    assert_eq!(parks(&mut scene, 5, true), (Fate::Stored, letter));
+    // as where the position was written back by somebody who had an older one
+    scene.set(&["0", "4-0|x"]);
+    assert_eq!(parks(&mut scene, 5, true), (Fate::Stored, letter));
+    assert!(scene.get("0").starts_with("5-0|"));
+    assert_eq!(letters(&scene), [5]);
+    // the position is past it, and it is no dead letter: somebody else had it
+    scene.set(&["0", "8-0|x"]);
+    assert_eq!(parks(&mut scene, 7, true), (Fate::Behind, None));
+    assert_eq!(parks(&mut scene, 8, true), (Fate::Behind, None));
+    let (fate, next) = parks(&mut scene, 10, true);
+    assert!(fate == Fate::Stored && next > letter);
+    assert_eq!(letters(&scene), [5, 10]);
+    let ordinal = scene
+        .server
+        .command(&["HGET", "re:p:{t}:c:meta", "0:ordinal"]);
+    assert_eq!(ordinal.unwrap().text(), "10-0 10");
+    // gone back to: the last one is not written twice, unless it was deleted or replayed
+    scene.set(&["0", "9-0|x"]);
+    assert_eq!(parks(&mut scene, 10, true), (Fate::Stored, next));
+    scene.set(&["0", "9-0|x"]);
+    let mark = [
+        "HSET",
+        "re:d:{t}:c:meta",
+        &next.unwrap().to_string(),
+        "1 2-0",
+    ];
+    scene.server.command(&mark).unwrap();
+    let third = parks(&mut scene, 10, true).1;
+    assert!(third > next);
+    scene.set(&["0", "9-0|x"]);
+    let delete = ["XDEL", "re:d:{t}:c", &third.unwrap().to_string()];
+    scene.server.command(&delete).unwrap();
+    assert!(parks(&mut scene, 10, true).1 > third);
+    assert_eq!(letters(&scene), [5, 10, 10]);
+}
+
+#[test]
+fn without_positions_a_dead_letter_is_stored_alone_and_once() {
+    let mut scene = Scene::new();
+    scene.set(&["__reset:0", "1-0"]); // which nobody takes there
+    let first = parks(&mut scene, 5, false);
+    assert_eq!(parks(&mut scene, 5, false), first);
+    assert!(parks(&mut scene, 6, false).1 > first.1);
+    assert_eq!(letters(&scene), [5, 6]);
+    assert_eq!(scene.get("0"), "");
+}
+
+#[test]
+fn under_a_claim_a_message_becomes_a_dead_letter_if_nothing_speaks_against_it() {
+    let mut scene = Scene::new();
+    let lease = lease(&scene.server);
+    let claims = Claims::Lease(Arc::clone(&lease));
+    scene.store = scene.store.clone().under(&claims);
+    let me = lease.claimant().as_str();
+    for (by, fate) in [("", Fate::Unclaimed), ("somebody", Fate::Anothers)] {
+        if !by.is_empty() {
+            let claim = ["HSET", "re:o:{t}:c", "0", by];
+            scene.server.command(&claim).unwrap();
+        }
+        assert_eq!(parks(&mut scene, 5, true), (fate, None));
+        assert_eq!(parks(&mut scene, 5, false), (fate, None));
+    }
+    let claim = ["HSET", "re:o:{t}:c", "0", me];
+    scene.server.command(&claim).unwrap();
+    let over = ["ZADD", "re:e:{t}:c", "5", "0"];
+    scene.server.command(&over).unwrap();
+    let expired = parks(&mut scene, 5, true);
+    let lasts = ["ZADD", "re:e:{t}:c", "1e15", "0"];
+    scene.server.command(&lasts).unwrap();
+    assert_eq!(expired, (Fate::Unclaimed, None));
+    scene.set(&["__reset:0", "1-0"]);
+    assert_eq!(parks(&mut scene, 5, true), (Fate::Reset, None));
+    assert!(letters(&scene).is_empty() && scene.get("0").is_empty());
+    scene
+        .server
+        .command(&["HDEL", "re:p:{t}:c", "__reset:0"])
+        .unwrap();
+    assert_eq!(parks(&mut scene, 5, true).0, Fate::Stored);
+    assert_eq!(letters(&scene), [5]);
+    assert!(scene.get("0").starts_with("5-0|"));
+    // neither, where one of them cannot be
+    scene
+        .server
+        .command(&["SET", "re:d:{t}:c", "mine"])
+        .unwrap();
+    let id = StreamId::new(6, 0);
+    let parked = Parked {
+        letter: Letter {
+            topic: "t",
+            partition: 0,
+            first: id,
+            last: id,
+            attempts: 0,
+            deliveries: 1,
+            error: "",
+            consumer: "c",
+            reason: DeadLetterReason::Handler,
+            omitted: 0,
+        },
+        fields: &[],
+        position: Some(at(6)),
+        ago: [Duration::ZERO; 2],
+        keep: (1000, Duration::ZERO),
+    };
+    let mut inbox = Inbox::default();
+    let refused = scene
+        .store
+        .park(&mut scene.connection, &mut inbox, &parked, LONG);
+    assert!(refused.unwrap_err().to_string().contains("WRONGTYPE"));
+    assert!(scene.get("0").starts_with("5-0|"));
 }
 
 /// Among them texts as long as ours, which compare otherwise than the ids in them.

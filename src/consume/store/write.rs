@@ -225,7 +225,7 @@ impl PositionStore {
     }
 
     /// Our claim, or nothing where there are none, and how claims end on this server.
-    fn claim(&self) -> (&str, &'static str) {
+    pub(super) fn claim(&self) -> (&str, &'static str) {
         match &self.lease {
             Some(lease) if lease.by_field() => (lease.claimant().as_str(), "f"),
             Some(lease) => (lease.claimant().as_str(), "s"),
@@ -235,7 +235,7 @@ impl PositionStore {
 }
 
 /// Adds a position's ordinal, or nothing where none is known.
-fn ordinal(out: &mut Vec<u8>, position: Snapshot) {
+pub(super) fn ordinal(out: &mut Vec<u8>, position: Snapshot) {
     match position.ordinal {
         Some(entries) => {
             let id = position.id;
@@ -253,7 +253,7 @@ fn only_fate(reply: &[u8]) -> Result<Fate> {
     }
 }
 
-fn not_fates() -> Error {
+pub(super) fn not_fates() -> Error {
     let what = "the answer is none of the script's";
     Error::new(ErrorKind::Protocol, "store positions", what)
 }

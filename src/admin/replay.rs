@@ -1,0 +1,196 @@
+//! Publishing the message of a dead letter once more.
+
+use std::{borrow::Cow, time::SystemTime};
+
+use crate::{
+    Result, StreamId,
+    error::{Error, ErrorKind},
+    net::{
+        Connection,
+        script::{Script, by_hash_first},
+    },
+    wire::{FIRST_ID, Headers, pack_one},
+};
+
+use super::dead_letters::{DeadLetter, DeadLetters};
+
+/// Who gets the message of a dead letter that is replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ReplayTo {
+    /// It is published as a new message on its partition, so that every consumer of the topic is given it,
+    /// those included which handled it the first time.
+    EveryConsumerOfTheTopic,
+}
+
+/// What became of a dead letter that was to be replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Replay {
+    /// Its message is published again, as this one.
+    Replayed(StreamId),
+    /// It had been replayed before, and nothing was done.
+    Before(Replayed),
+    /// There is no such letter any more.
+    Gone,
+    /// It is no proper message, and would be none the next time: publish a mended one instead.
+    Malformed,
+}
+
+/// As what a dead letter was replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Replayed {
+    /// The id of the new message.
+    pub id: StreamId,
+    /// When, on the server's clock.
+    pub at: SystemTime,
+}
+
+impl Replayed {
+    /// As it is noted: the milliseconds and the id.
+    pub(super) fn parse(mark: &[u8]) -> Option<Self> {
+        let mut parts = mark.split(|b| *b == b' ');
+        let ms = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+        Some(Self {
+            id: StreamId::parse(parts.next()?)?,
+            at: StreamId::new(ms, 0).timestamp(),
+        })
+    }
+}
+
+/// `KEYS`: the dead letters; what is noted of them; the stream of the partition. `ARGV`: the id of the letter;
+/// the fields of the new message. It answers `d` and the new id; `a` and what is noted, when that was done
+/// before; `g` when there is no such letter; `n` when there is no such stream. Notes of letters that are gone are deleted when they are more
+/// than the letters.
+const REPLAY: Script = Script {
+    text: r"#!lua
+local letters, marks, stream = unpack(KEYS)
+local id = ARGV[1]
+local mark = redis.call('HGET', marks, id)
+if mark then return 'a' .. mark end
+if #redis.call('XRANGE', letters, id, id) == 0 then return 'g' end
+local new = redis.call('XADD', stream, 'NOMKSTREAM', '*', unpack(ARGV, 2))
+if not new then return 'n' end
+local t = redis.call('TIME')
+redis.call('HSET', marks, id, string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. new)
+if redis.call('HLEN', marks) > 2 * redis.call('XLEN', letters) + 1000 then
+  for _, field in ipairs(redis.call('HKEYS', marks)) do
+    if string.match(field, '^%d+%-%d+$') and #redis.call('XRANGE', letters, field, field) == 0 then
+      redis.call('HDEL', marks, field)
+    end
+  end
+end
+return 'd' .. new",
+    sha1: "8914fc19b9f4bbb318817c7aebc97b1cd5886d63",
+    commands: "+eval +evalsha +time +hget +hset +hdel +hkeys +hlen +xadd +xlen +xrange",
+};
+
+impl DeadLetters {
+    /// Refuses, with a configuration error, a topic whose partitions lie in several slots.
+    pub(super) fn refuse_spread(&self) -> Result<()> {
+        match self.shared.settings.topics.get(&self.topic) {
+            Some(topic) if !topic.co_locate_partitions => Err(Error::config(format!(
+                "topic {:?} has CoLocatePartitions false, so its messages and the dead letters lie in different \
+                 slots of a cluster, and cannot be written together; publish the message again by hand",
+                self.topic
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn replay_one(
+        &self,
+        connection: &mut Connection,
+        letter: &DeadLetter,
+        to: ReplayTo,
+    ) -> Result<Replay> {
+        let ReplayTo::EveryConsumerOfTheTopic = to;
+        let Some(fields) = fields(letter) else {
+            return Ok(Replay::Malformed);
+        };
+        let keys = &self.shared.keys;
+        let stream = keys.stream(&self.topic, letter.partition, true);
+        let answer = by_hash_first(|form| {
+            let (name, script) = REPLAY.named(form);
+            let mut cmd = redis::cmd(name);
+            cmd.arg(script).arg(3);
+            cmd.arg(keys.dead_letters(&self.topic, &self.consumer));
+            cmd.arg(keys.dead_letters_meta(&self.topic, &self.consumer));
+            cmd.arg(&*stream).arg(letter.id.to_string());
+            for (name, value) in &fields {
+                cmd.arg(*name).arg(&value[..]);
+            }
+            connection.ask::<Vec<u8>>(&cmd, self.timeout)
+        });
+        let answer = answer.map_err(|e| {
+            let letters = keys.dead_letters(&self.topic, &self.consumer);
+            REPLAY
+                .saying_what_to_grant(e, &[&letters])
+                .during("replay a dead letter")
+                .on_key(&*stream)
+        })?;
+        let odd = || {
+            let what = "the answer is none of the script's";
+            Error::new(ErrorKind::Protocol, "replay a dead letter", what)
+        };
+        let (first, rest) = answer.split_first().ok_or_else(odd)?;
+        match first {
+            b'd' => Ok(Replay::Replayed(StreamId::parse(rest).ok_or_else(odd)?)),
+            b'a' => Ok(Replay::Before(Replayed::parse(rest).ok_or_else(odd)?)),
+            b'g' => Ok(Replay::Gone),
+            b'n' => {
+                let what =
+                    "the partition has no stream under this key, so nobody would read it there";
+                Err(Error::config(what)
+                    .during("replay a dead letter")
+                    .on_key(&*stream))
+            }
+            _ => Err(odd()),
+        }
+    }
+}
+
+/// Name and value.
+type Field<'a> = (&'a [u8], Cow<'a, [u8]>);
+
+/// The fields of the new message: those it had, and in its headers the id that it had first. `None` when they
+/// make no proper message.
+fn fields(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
+    letter.message_type()?;
+    letter.body()?;
+    let mut fields: Vec<_> = letter
+        .fields
+        .iter()
+        .map(|(name, value)| (&name[..], Cow::from(&value[..])))
+        .collect();
+    // Readers take the last field of a name.
+    let at = fields.iter().rposition(|(name, _)| *name == b"h");
+    let block = at.map_or(&b""[..], |at| &letter.fields[at].1);
+    let headers = Headers::new(block);
+    headers.check().ok()?;
+    if headers.get(FIRST_ID).ok()?.is_some() {
+        return Some(fields); // it was replayed before, and keeps the first of all
+    }
+    let mut block = block.to_vec();
+    pack_one(&mut block, FIRST_ID.as_bytes());
+    pack_one(&mut block, letter.first_id.to_string().as_bytes());
+    match at {
+        Some(at) => fields[at].1 = block.into(),
+        None => fields.push((b"h", block.into())),
+    }
+    Some(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::PrivateServer;
+
+    #[test]
+    fn the_server_knows_the_script_by_its_hash() {
+        let server = PrivateServer::start().unwrap();
+        let known = server.command(&["SCRIPT", "LOAD", REPLAY.text]).unwrap();
+        assert_eq!(known.text(), REPLAY.sha1);
+    }
+}
