@@ -49,7 +49,10 @@ impl Arena {
             return false;
         }
         if bytes > self.bytes.len() {
-            self.bytes.resize(bytes, 0);
+            // Fresh pages are zero as they come, where a larger vector would be filled with zeros.
+            let mut grown = vec![0; bytes];
+            grown[..self.filled].copy_from_slice(self.received());
+            self.bytes = grown;
         }
         true
     }
