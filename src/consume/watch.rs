@@ -238,6 +238,12 @@ impl Lane {
         match judge(place, now, &past) {
             Verdict::Fine(ordinal) => {
                 let learned = self.base.is_none() && ordinal.is_some();
+                if learned && place.id == StreamId::MIN && now.removed > 0 {
+                    log::info!(
+                        "{self}: begins with what there is; {} messages before it were trimmed or deleted",
+                        now.removed
+                    );
+                }
                 self.base = ordinal;
                 if learned {
                     // Stored when there is time to: no message has to wait for it.

@@ -66,7 +66,9 @@ impl Consumer {
         self.running.stop()
     }
 
-    /// Handles everything that is in the topic at this moment, then [`stop`](Self::stop)s.
+    /// Handles everything that is at this moment in the partitions that this instance owns, then
+    /// [`stop`](Self::stop)s. What others own is theirs, and what one that died had is nobody's until its
+    /// claims end: see [`owned`](Self::owned). The log says how many these are.
     ///
     /// Blocks for up to `timeout`, asking the server included, and then for as long as the stop takes.
     ///
@@ -79,8 +81,21 @@ impl Consumer {
         let outcome = self
             .await_tail(Deadline::after(timeout))
             .map_err(|e| e.during(format!("drain {}", self.running)));
+        self.tell_of_others();
         let stopped = self.stop();
         outcome.map(|()| stopped)
+    }
+
+    /// A drain is about what is ours: says what is not.
+    fn tell_of_others(&self) {
+        let (owned, all) = (self.owned().len(), self.running.table.len());
+        if owned < all as usize {
+            log::info!(
+                "{}: drained {owned} of {all} partitions; the others are claimed by other instances, or not \
+                 claimed by anybody yet",
+                self.running
+            );
+        }
     }
 
     /// Holds all partitions, those that are yet to come as well: no handler call starts until

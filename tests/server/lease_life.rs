@@ -205,3 +205,31 @@ fn a_member_with_nothing_to_do_is_well_and_steps_in() {
         1
     );
 }
+
+/// What a new consumer does not get, and what a drain leaves to others, is told.
+#[test]
+fn a_drain_and_a_first_start_say_what_they_are_not_about() {
+    let server = server();
+    fill(&server, "about", &["0", "1", "2"]);
+    let trim = ["XTRIM", "re:s:{about}:3", "MAXLEN", "1"];
+    server.command(&trim).unwrap();
+    let a = join(&server.url(), "a", "about");
+    expect("all that is there", || a.seen.len() == 22);
+    let begins = ["INFO about[3]/c", "begins with what there is; 2 messages"];
+    expect("it to be told", || logged(&begins).len() == 1);
+    let all = logged(&["about", "begins with what there is"]);
+    assert_eq!(all.len(), 1, "{all:?}");
+    // with a limit, so that it is not left alone
+    let b = join_as(&server.url(), "b", "about", |b| b.max_partitions(1));
+    expect("a share", || b.owns() == 1 && a.owns() == 7);
+    b.consumer.drain(PATIENCE).unwrap();
+    let drained = ["INFO about/c", "drained 1 of 8 partitions"];
+    assert_eq!(logged(&drained).len(), 1);
+    expect("all", || a.owns() == 8);
+    a.consumer.drain(PATIENCE).unwrap();
+    assert_eq!(
+        logged(&["about/c", "drained"]).len(),
+        1,
+        "all of 8 is no news"
+    );
+}
