@@ -128,8 +128,10 @@ impl PositionStore {
             ordinals.arg(format!("{p}:ordinal"));
         }
         ordinals.arg(KNOWN);
-        let positions = connection.ask_fields(&positions, n, timeout)?;
+        // In this order, for they are written in the other: another instance that begins between the two does
+        // not look as if positions had been deleted.
         let mut ordinals = connection.ask_fields(&ordinals, n + 1, timeout)?;
+        let positions = connection.ask_fields(&positions, n, timeout)?;
         let known = ordinals.pop().flatten();
         let positions = positions
             .into_iter()

@@ -9,7 +9,7 @@ use crate::{
     net::{Inbox, Target},
     ownership::Terms,
     position::Snapshot,
-    testing::PrivateServer,
+    testing::{Answer, PrivateServer, Reply, Stub},
     wire::{Claimant, DeadLetterReason, Letter, ReadLetter},
 };
 
@@ -506,4 +506,32 @@ fn whoever_wrote_what_is_stored_its_id_decides() {
         let kept = scene.get("0") == stored;
         assert_eq!(kept, fate == Fate::Behind, "{ours:?} over {stored}");
     }
+}
+
+/// Positions and ordinals are read one after the other, and another instance may begin in between.
+#[test]
+fn who_begins_while_positions_are_read_has_deleted_none() {
+    let mut asked = 0;
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"HMGET" => {
+            asked += 1;
+            let value = |field: &[u8]| match (asked, field) {
+                (1, _) | (_, b"partitions") => Reply::Nil,
+                (_, b"0") => Reply::bulk("0-0|x"),
+                _ => Reply::bulk("0-0 0"),
+            };
+            Answer::Reply(Reply::Array(args[2..].iter().map(|f| value(f)).collect()))
+        }
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let target = Target::parse(&stub.url()).unwrap();
+    let mut connection = Connection::dial(&target, "store", None, LONG).unwrap();
+    let store = PositionStore::new(&Keys::default(), "t", "c", InstanceId::derive("me"));
+    let OnRecord { positions, .. } = store.load(&mut connection, 0..1, LONG).unwrap();
+    let began = Stored {
+        id: StreamId::MIN,
+        ordinal: None,
+    };
+    assert_eq!(positions, [Loaded::At(began)]);
 }
