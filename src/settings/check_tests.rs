@@ -1,0 +1,359 @@
+//! What is refused, and what is only remarked upon.
+
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::settings::PositionAhead;
+
+fn refused(s: &Settings) -> Vec<String> {
+    let text = s.check().expect_err("it is refused").to_string();
+    let text = text
+        .strip_prefix("settings: ")
+        .expect("it is about settings");
+    text.lines().map(Into::into).collect()
+}
+
+#[test]
+fn what_instances_are_told_must_fit_together() {
+    let c = || ConsumerSettings::new("t");
+    let fixed = || c().instances(Instances::Static);
+    let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
+    for (consumer, path, also) in [
+        (c().instances_count(2), "Count", "Mode is Static"),
+        (c().instances_index(0), "Index", "Mode is Static"),
+        (fixed().max_partitions(1), "MaxPartitions", "Mode is Lease"),
+        (
+            fixed().instances_count(2).instances_index(2),
+            "Index",
+            "none of 2",
+        ),
+        (
+            c().partition_modulo(2).partition_remainder(2),
+            "PartitionRemainder",
+            "no partition",
+        ),
+        (
+            c().lease_ttl(ms(500)).lease_renew(ms(500)),
+            "LeaseRenewMs",
+            "every 500ms",
+        ),
+        (c().lease_ttl_seconds(seconds(5)), "LeaseRenewMs", "last 5s"),
+        (
+            c().lease_ttl(seconds(60)).lease_ttl_seconds(seconds(60)),
+            "LeaseTtlMs",
+            "remove one",
+        ),
+    ] {
+        let lines = refused(&Settings::default().with_consumer(consumer));
+        let at = format!("Streams:Consumers[0]:Instances:{path}");
+        assert!(
+            lines[0].starts_with(&at) && lines[0].contains(also),
+            "{lines:#?}"
+        );
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+    }
+    let stuck = c().hand_over_when_stalled(true).stalled(Duration::ZERO);
+    let lines = refused(&Settings::default().with_consumer(stuck));
+    assert!(lines[0].contains("HandOverWhenStalled") && lines[0].contains("StalledSeconds"));
+
+    // a peer's file may renew rarely, which is worth a word
+    let rare = c().lease_ttl(seconds(30)).lease_renew(seconds(20));
+    let told = Settings::default().with_consumer(rare).check().unwrap();
+    assert!(
+        told[0].contains("one renewal that fails ends them"),
+        "{told:?}"
+    );
+    let file = r#"{"Consumers": [{"Topic": "t", "Instances": {"LeaseTtlSeconds": 6, "LeaseRenewSeconds": 2}}]}"#;
+    let mut of_file = Settings::from_json(file).unwrap().consumers.remove(0);
+    assert_eq!((of_file.ttl(), of_file.renew()), (seconds(6), seconds(2)));
+    of_file = of_file.lease_ttl(ms(1500));
+    assert_eq!(of_file.ttl(), ms(1500), "code goes before the file");
+}
+
+#[test]
+fn each_contradiction_is_refused_by_the_names_of_its_keys() {
+    let c = || ConsumerSettings::new("t");
+    let ms = Duration::from_millis;
+    for (consumer, path, also) in [
+        (ConsumerSettings::default(), "Topic", "missing"),
+        (c().topic(" "), "Topic", "blank"),
+        (
+            c().start_from(StartFrom::Date),
+            "StartFrom",
+            "StartFromDate",
+        ),
+        (
+            c().start_from_when_missing(StartFrom::Date),
+            "StartFromWhenMissing",
+            "StartFromDate",
+        ),
+        (
+            c().start_from_date(SystemTime::UNIX_EPOCH),
+            "StartFromDate",
+            "Date",
+        ),
+        (
+            c().start_from_when_missing(StartFrom::Stored),
+            "StartFromWhenMissing",
+            "Beginning, Now or Date",
+        ),
+        (c().persist(Persist::None), "Persist", "StartFrom"),
+        (
+            c().persist(Persist::None)
+                .start_from(StartFrom::Now)
+                .persist_interval(ms(5)),
+            "PersistIntervalMs",
+            "Persist is None",
+        ),
+        (
+            c().persist(Persist::None)
+                .start_from(StartFrom::Now)
+                .position_ahead(PositionAhead::Tail),
+            "PositionAhead",
+            "Persist is None",
+        ),
+        (
+            c().persist(Persist::SyncMessage).backpressure_capacity(4),
+            "Backpressure:Capacity",
+            "Persist SyncMessage",
+        ),
+        (
+            c().max_idle_delay(ms(50)),
+            "MaxIdleDelayMs",
+            "ReadMode is Poll",
+        ),
+        (
+            c().read_mode(ReadMode::Poll).block(ms(1000)),
+            "BlockMs",
+            "ReadMode is Block",
+        ),
+        (
+            c().read_mode(ReadMode::Poll).spin(ms(1)),
+            "SpinMicros",
+            "ReadMode is Block",
+        ),
+        (c().batch_size(0), "BatchSize", "from 1 to"),
+        (
+            c().backpressure_capacity(0),
+            "Backpressure:Capacity",
+            "from 1 to",
+        ),
+        (c().block(Duration::ZERO), "BlockMs", "milliseconds"),
+        (
+            c().shutdown_timeout(Duration::MAX),
+            "ShutdownTimeoutSeconds",
+            "seconds",
+        ),
+    ] {
+        let lines = refused(&Settings::default().with_consumer(consumer));
+        assert_eq!(lines.len(), 1, "{lines:#?}");
+        assert!(
+            lines[0].starts_with(&format!("Streams:Consumers[0]:{path}: ")),
+            "{lines:#?}"
+        );
+        assert!(lines[0].contains(also), "{lines:#?}");
+    }
+}
+
+#[test]
+fn what_only_a_buffer_heeds_is_refused_where_there_is_none() {
+    let p = || ProducerSettings::new("t").max_batch(5).drop_oldest(false);
+    let with = |p| Settings::default().with_producer(p);
+    let lines = refused(&with(p().buffered(false)));
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    for (line, key) in lines.iter().zip(["MaxBatch", "DropOldest"]) {
+        let start = format!("Streams:Producers[0]:{key}: ");
+        assert!(line.starts_with(&start) && line.contains("Buffered"));
+    }
+    for fine in [p(), p().buffered(true), p().max_wait(Duration::ZERO)] {
+        assert!(with(fine).check().is_ok());
+    }
+    for (outside, key) in [
+        (p().max_batch(0), "MaxBatch"),
+        (p().max_queue(0), "MaxQueue"),
+        (p().max_wait(Duration::from_hours(2)), "MaxWaitMs"),
+    ] {
+        assert!(refused(&with(outside))[0].contains(key));
+    }
+}
+
+#[test]
+fn what_only_parking_heeds_is_refused_without_it() {
+    let c = || {
+        let c = ConsumerSettings::new("t").park_attempts(3);
+        let c = c.park_backoff_base(Duration::from_secs(1));
+        c.park_backoff_max(Duration::from_secs(2)).park_jitter(0)
+    };
+    let with = |c| Settings::default().with_consumer(c);
+    let lines = refused(&with(c()));
+    assert_eq!(lines.len(), 4, "{lines:#?}");
+    for (line, key) in lines
+        .iter()
+        .zip(["Attempts", "BackoffBaseMs", "BackoffMaxMs", "Jitter"])
+    {
+        let start = format!("Streams:Consumers[0]:Park:{key}");
+        let fix = "remove it or set OnError to Park";
+        assert!(line.starts_with(&start) && line.contains(fix), "{line}");
+    }
+    let parks = c().on_error(OnError::Park);
+    assert!(with(parks.clone()).check().is_ok());
+    let lines = refused(&with(
+        parks.clone().park_backoff_base(Duration::from_secs(3)),
+    ));
+    assert!(
+        lines[0].starts_with("Streams:Consumers[0]:Park:BackoffMaxMs: ")
+            && lines[0].contains("2s, is shorter than the first, 3s; make it at least as long"),
+        "{lines:#?}"
+    );
+    for (outside, key) in [
+        (parks.clone().park_attempts(2_000_000), "Park:Attempts"),
+        (parks.clone().park_jitter(101), "Park:JitterPercent"),
+        (
+            c().dead_letters_max_len(0).on_error(OnError::Park),
+            "DeadLetters:MaxLen",
+        ),
+        (
+            parks.dead_letters_max_age(Duration::MAX),
+            "DeadLetters:MaxAgeSeconds",
+        ),
+    ] {
+        let lines = refused(&with(outside));
+        assert!(
+            lines[0].contains(key) && lines[0].contains("give a whole number"),
+            "{lines:#?}"
+        );
+    }
+}
+
+#[test]
+fn what_goes_together_is_accepted() {
+    let c = || ConsumerSettings::new("t");
+    for consumer in [
+        c(),
+        c().start_from(StartFrom::Date)
+            .start_from_date(SystemTime::UNIX_EPOCH),
+        c().start_from_when_missing(StartFrom::Date)
+            .start_from_date(SystemTime::UNIX_EPOCH),
+        c().persist(Persist::None).start_from(StartFrom::Now),
+        c().persist(Persist::SyncBatch),
+        c().persist(Persist::SyncBatch).backpressure_capacity(1),
+        c().persist(Persist::SyncBatch)
+            .backpressure_enabled(false)
+            .backpressure_capacity(1),
+        c().read_mode(ReadMode::Poll).max_idle_delay(Duration::ZERO),
+        c().block(Duration::from_hours(1))
+            .spin(Duration::from_micros(50)),
+        c().on_error(OnError::Fail),
+        c().on_error(OnError::Park).park_attempts(0),
+        c().on_error(OnError::Park)
+            .park_backoff_base(Duration::ZERO)
+            .park_backoff_max(Duration::ZERO)
+            .park_jitter(0),
+        c().dead_letters_max_len(5)
+            .dead_letters_max_age(Duration::from_hours(1)),
+        c().filter(["a", "b", ""]),
+    ] {
+        let s = Settings::default().with_consumer(consumer);
+        assert_eq!(s.check().unwrap(), Vec::<String>::new(), "{s:?}");
+    }
+}
+
+#[test]
+fn reading_ahead_follows_from_capacity_and_persist() {
+    let c = ConsumerSettings::new("t");
+    assert!(c.reads_ahead());
+    assert!(!c.clone().persist(Persist::SyncMessage).reads_ahead());
+    assert!(!c.clone().backpressure_capacity(1).reads_ahead());
+    assert!(!c.backpressure_enabled(false).reads_ahead());
+}
+
+#[test]
+fn a_topic_without_trimming_must_be_asked_for() {
+    let untrimmed = TopicSettings::default().trim(Trim::None);
+    let s = Settings::default().with_topic("orders", untrimmed.clone());
+    let lines = refused(&s);
+    assert!(
+        lines[0].starts_with("Streams:Topics:orders:Trim: "),
+        "{lines:#?}"
+    );
+    assert!(lines[0].contains("Production") && lines[0].contains("AllowUntrimmed"));
+    assert!(s.clone().allow_untrimmed(true).check().is_ok());
+    assert!(s.clone().environment("development").check().is_ok());
+    let env = |name, value| s.clone().overlay_env_with([(name, value)]).unwrap();
+    assert!(env("DOTNET_ENVIRONMENT", "Development").check().is_ok());
+    assert!(env("ASPNETCORE_ENVIRONMENT", "Staging").check().is_err());
+    let limited = s
+        .allow_untrimmed(true)
+        .with_topic("orders", untrimmed.max_len(10_000));
+    let lines = refused(&limited);
+    assert!(
+        lines[0].starts_with("Streams:Topics:orders:MaxLen: "),
+        "{lines:#?}"
+    );
+    assert!(lines[0].contains("Trim"));
+}
+
+#[test]
+fn a_consumer_or_producer_that_is_there_twice_is_refused_with_both_places() {
+    let s = Settings::default()
+        .consumer("svc")
+        .with_consumer(ConsumerSettings::new("a"))
+        .with_consumer(ConsumerSettings::new("a").consumer("other"))
+        .with_producer(ProducerSettings::new("a"));
+    assert!(s.check().is_ok());
+    let lines = refused(
+        &s.with_consumer(ConsumerSettings::new("a").consumer("svc"))
+            .with_producer(ProducerSettings::new("a")),
+    );
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    for part in ["Consumers[2]", "Consumers[0]", "distinct Consumer name"] {
+        assert!(lines[0].contains(part), "{part} in {lines:#?}");
+    }
+    assert!(lines[1].contains("Producers[1]") && lines[1].contains("Producers[0]"));
+}
+
+#[test]
+fn everything_is_reported_at_once() {
+    let s = Settings::default()
+        .key_prefix("")
+        .max_message_bytes(0)
+        .with_topic(" ", TopicSettings::default())
+        .with_topic("t", TopicSettings::default().partitions(0).max_len(0))
+        .with_consumer(ConsumerSettings::default().persist(Persist::None))
+        .with_producer(ProducerSettings::default());
+    let lines = refused(&s);
+    let paths: Vec<_> = lines
+        .iter()
+        .map(|l| l.split(": ").next().unwrap())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "Streams:MaxMessageBytes",
+            "Streams:KeyPrefix",
+            "Streams:Topics: ",
+            "Streams:Topics:t:Partitions",
+            "Streams:Topics:t:MaxLen",
+            "Streams:Consumers[0]:Topic",
+            "Streams:Consumers[0]:Persist",
+            "Streams:Producers[0]:Topic",
+        ]
+        .map(|p| p.trim_end_matches([' ', ':'])),
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn what_is_odd_but_harmless_is_a_warning() {
+    let s = Settings::default()
+        .with_topic("Orders", TopicSettings::default())
+        .with_consumer(
+            ConsumerSettings::new("orders")
+                .backpressure_enabled(false)
+                .backpressure_capacity(4),
+        );
+    let warnings = s.check().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:#?}");
+    assert!(warnings[0].contains("Backpressure:Capacity"));
+    assert!(warnings[1].contains("Streams:Topics:Orders") && warnings[1].contains("\"orders\""));
+}
