@@ -61,8 +61,9 @@ impl Replayed {
 
 /// `KEYS`: the dead letters; what is noted of them; the stream of the partition. `ARGV`: the id of the letter;
 /// the fields of the new message. It answers `d` and the new id; `a` and what is noted, when that was done
-/// before; `g` when there is no such letter; `n` when there is no such stream. Notes of letters that are gone are deleted when they are more
-/// than the letters.
+/// before; `g` when there is no such letter; `n` when there is no such stream. When there are many more notes
+/// than letters, some are looked at, and those of letters that are gone are deleted: never so many at a time
+/// that the server is held up.
 const REPLAY: Script = Script {
     text: r"#!lua
 local letters, marks, stream = unpack(KEYS)
@@ -75,15 +76,15 @@ if not new then return 'n' end
 local t = redis.call('TIME')
 redis.call('HSET', marks, id, string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. new)
 if redis.call('HLEN', marks) > 2 * redis.call('XLEN', letters) + 1000 then
-  for _, field in ipairs(redis.call('HKEYS', marks)) do
+  for _, field in ipairs(redis.call('HRANDFIELD', marks, 100)) do
     if string.match(field, '^%d+%-%d+$') and #redis.call('XRANGE', letters, field, field) == 0 then
       redis.call('HDEL', marks, field)
     end
   end
 end
 return 'd' .. new",
-    sha1: "8914fc19b9f4bbb318817c7aebc97b1cd5886d63",
-    commands: "+eval +evalsha +time +hget +hset +hdel +hkeys +hlen +xadd +xlen +xrange",
+    sha1: "51b4f6ee3b823ea3ae09de39cd3cb4917ab0ac3c",
+    commands: "+eval +evalsha +time +hget +hset +hdel +hlen +hrandfield +xadd +xlen +xrange",
 };
 
 impl DeadLetters {
@@ -192,5 +193,31 @@ mod tests {
         let server = PrivateServer::start().unwrap();
         let known = server.command(&["SCRIPT", "LOAD", REPLAY.text]).unwrap();
         assert_eq!(known.text(), REPLAY.sha1);
+    }
+
+    #[test]
+    fn notes_of_letters_that_are_gone_go_little_by_little() {
+        const STALE: i64 = 2000;
+        let server = PrivateServer::start().unwrap();
+        server.command(&["XADD", "s", "1-1", "b", ""]).unwrap();
+        let stale = (0..STALE).map(|n| [format!("7-{n}"), "1 1-0".to_owned()]);
+        let stale: Vec<String> = stale.flatten().collect();
+        let head = ["HSET", "marks", "p0", "8-0 9-0"].map(str::to_owned);
+        server.command(&[&head[..], &stale].concat()).unwrap();
+        let notes = || server.command(&["HLEN", "marks"]).unwrap().int().unwrap();
+        for n in 1..=5 {
+            let (id, before) = (format!("9-{n}"), notes());
+            server.command(&["XADD", "letters", &id, "!", "1"]).unwrap();
+            let replay = ["EVAL", REPLAY.text, "3", "letters", "marks", "s", &id];
+            let replay = [&replay[..], &["b", "body"]].concat();
+            assert!(server.command(&replay).unwrap().text().starts_with('d'));
+            assert!((before - 99..before).contains(&notes()), "{}", notes());
+            // the second time it is known
+            assert!(server.command(&replay).unwrap().text().starts_with('a'));
+        }
+        // what is noted of partitions, and of letters that are there, stays
+        let kept = ["HMGET", "marks", "p0", "9-1", "9-5"];
+        let kept = server.command(&kept).unwrap();
+        assert!(kept.items().iter().all(|n| !n.text().is_empty()));
     }
 }
