@@ -81,7 +81,9 @@ impl Consumer {
         let outcome = self
             .await_tail(Deadline::after(timeout))
             .map_err(|e| e.during(format!("drain {}", self.running)));
-        self.tell_of_others();
+        if outcome.is_ok() {
+            self.tell_of_others();
+        }
         let stopped = self.stop();
         outcome.map(|()| stopped)
     }
