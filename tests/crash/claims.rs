@@ -169,10 +169,12 @@ fn stream(topic: &str) -> String {
     format!("re:s:{{{topic}}}:0")
 }
 
-/// The largest number that anybody has begun with.
+/// The largest number that anybody has begun with, in either way: a worker may be lost between the two.
 fn begun(dir: &Path) -> u64 {
-    let log = std::fs::read(Logs::named(dir, TOPICS[1]).published).unwrap_or_default();
-    let numbers = log.split(|b| *b == b'\n').flat_map(Line::parse);
+    let logs = TOPICS.map(|topic| Logs::named(dir, topic).published);
+    let logs = logs.map(|log| std::fs::read(log).unwrap_or_default());
+    let lines = logs.iter().flat_map(|log| log.split(|b| *b == b'\n'));
+    let numbers = lines.flat_map(Line::parse);
     let numbers = numbers.filter_map(|line| match line.unwrap() {
         Line::Event(e) => Some(e.id.0),
         Line::Torn => None,
