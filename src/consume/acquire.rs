@@ -11,13 +11,15 @@ use crate::{
 
 use super::{
     lane::Lane,
+    positions::Positions,
+    progress::Progress,
     store::{Loaded, Stored},
 };
 
 /// How often a lane whose claim may have ended looks whether it holds again.
 const LOOK: Duration = Duration::from_millis(20);
 
-impl Lane {
+impl Lane<Positions> {
     /// Takes up the stored position, unless that was done since the partition was claimed; a reset marker
     /// goes before it. Nothing may be outstanding. Blocks for a few round trips.
     ///
@@ -25,30 +27,40 @@ impl Lane {
     ///
     /// Those of the connection, and the server's.
     pub(super) fn acquire(&mut self) -> Result<()> {
-        if self.acquired.get() || self.plan.persist == Persist::None {
+        if self.progress.acquired.get() || self.plan.persist == Persist::None {
             return Ok(());
         }
         let (p, slack) = (self.context.partition, self.plan.read.slack);
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "load position", "not connected"));
         };
-        let loaded = self.store.load(connection, p..p + 1, slack)?.positions[0];
-        let marker = self.store.markers(connection, p..p + 1, slack)?.remove(0);
-        let known = self.writer.load();
+        let loaded = self
+            .progress
+            .store
+            .load(connection, p..p + 1, slack)?
+            .positions[0];
+        let marker = self
+            .progress
+            .store
+            .markers(connection, p..p + 1, slack)?
+            .remove(0);
+        let known = self.progress.writer.load();
         let known = Stored {
             id: known.id,
             ordinal: known.ordinal,
         };
-        self.unsettled = marker;
-        self.resets.begin_with(self.unsettled.as_ref());
-        match (&self.unsettled, loaded) {
+        self.progress.unsettled = marker;
+        self.progress
+            .resets
+            .begin_with(self.progress.unsettled.as_ref());
+        match (&self.progress.unsettled, loaded) {
             (Some(marker), _) => {
                 let (reset, start) = (marker.reset, marker.start());
                 log::warn!("{self}: reset marker found at the start: {reset}");
                 self.begin_at(start);
             }
             (None, Loaded::At(stored)) => {
-                self.writer.begin(stored.id, stored.ordinal);
+                self.progress.writer.begin(stored.id, stored.ordinal);
                 self.begin_with(stored);
             }
             (None, Loaded::Gone | Loaded::Never) => {
@@ -60,8 +72,8 @@ impl Lane {
                 self.begin_at(known);
             }
         }
-        self.reader.move_to(self.writer.load().id);
-        self.acquired.set(true);
+        self.reader.move_to(self.progress.writer.load().id);
+        self.progress.acquired.set(true);
         Ok(())
     }
 
@@ -70,9 +82,9 @@ impl Lane {
     pub(super) fn wait_for_claim(&mut self) {
         let why = "the claim may have ended, and was not renewed yet";
         self.monitor.enter(LaneState::Lapsed, why);
-        self.reader.seek(self.writer.load().id);
-        self.forget_debts();
-        self.acquired.set(false);
+        self.reader.seek(self.progress.writer.load().id);
+        self.progress.forget();
+        self.progress.acquired.set(false);
         let fence = &self.plan.fence;
         // A reset has to wait as well.
         while !fence.holds_for_certain() && !self.context.interrupt.sleep(LOOK, STOP) {}

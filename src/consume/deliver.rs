@@ -5,13 +5,13 @@ use std::{
     error::Error as StdError,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::Instant,
 };
 
 use crate::{
     Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
-    OnError, Persist,
+    OnError,
     backoff::BlockLadder,
     batch::Record,
     clock,
@@ -20,11 +20,13 @@ use crate::{
     net::STOP,
     policy::{Failed, Step, Then, decide},
     quiet::HeldBack,
+    wire::DeadLetterReason,
 };
 
 use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     park::Failures,
+    progress::Progress,
     resets::RESET,
 };
 
@@ -64,7 +66,7 @@ struct Called {
     done: Option<usize>,
 }
 
-impl Lane {
+impl<P: Progress> Lane<P> {
     /// Hands over every message of the last read, until all are finished or the lane has to end.
     pub(super) fn deliver(&mut self) -> Flow {
         let total = self.reader.records().len();
@@ -80,7 +82,7 @@ impl Lane {
                 }
             }
             attempts.made += 1;
-            self.context.attempt.store(attempts.made, Relaxed);
+            P::about(self, start, attempts.made);
             self.monitor.call_begins(now_ms);
             let (result, called) = self.call(start);
             self.monitor.call_ends();
@@ -98,13 +100,13 @@ impl Lane {
                         attempts = Attempts::default();
                     }
                     attempts.made = 0;
-                    self.finished(start, total)
+                    P::finished(self, start, total)
                 }
                 Err(failure) if self.context.interrupt.bits() & STOP != 0 => {
                     // Being told to stop is no failure: what is not done stays for whoever comes next.
                     let done = called.done.unwrap_or(0);
                     count(&self.monitor.handled, done as u64);
-                    self.move_position(start + done);
+                    P::finished_at_the_end(self, start + done);
                     let why = describe(&failure);
                     log::debug!("{self}: a handler gave up while stopping: {why}");
                     Flow::End(LaneEnd::Stopped)
@@ -170,23 +172,19 @@ impl Lane {
             handler,
             context,
             plan,
-            writer,
-            base,
+            progress,
             ..
         } = self;
-        let (bytes, mut records) = (reader.bytes(), &reader.records()[start..]);
-        if plan.persist == Persist::SyncMessage {
-            records = &records[..1]; // its position is stored before the next is handed over
-        }
+        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let records = &records[..progress.together(plan, start, records.len())];
         let (result, handed, done) = match handler {
             Handler::Batches(h) => {
-                let writer = RefCell::new(writer);
+                let progress = RefCell::new(progress);
                 let finish = |r: &Record| {
                     if context.interrupt.bits() & LOST != 0 {
                         return; // the partition is another's, whose position it would be
                     }
-                    let ordinal = base.map(|n| n + u64::from(r.nth));
-                    writer.borrow_mut().store(r.id, ordinal);
+                    progress.borrow_mut().done(r);
                 };
                 let batch = Batch::new(bytes, records, context, &finish);
                 let result = catch_unwind(AssertUnwindSafe(|| h.handle(&batch)));
@@ -221,38 +219,6 @@ impl Lane {
         )
     }
 
-    /// The messages before `end` are finished: moves the position, and stores it where that has to
-    /// happen at once.
-    fn finished(&mut self, end: usize, total: usize) -> Flow {
-        self.move_position(end);
-        if end < total && self.plan.persist == Persist::SyncMessage {
-            return self.save_position();
-        }
-        Flow::On
-    }
-
-    /// Moves the position past the messages before `end`.
-    fn move_position(&mut self, end: usize) {
-        let Some(last) = end.checked_sub(1) else {
-            return;
-        };
-        let records = self.reader.records();
-        if end == records.len() {
-            // entries that were filtered out behind the last message are finished with it
-            return self.pass_over();
-        }
-        let last = records[last];
-        self.store_position(last.id, last.nth);
-    }
-
-    /// Everything that was read is finished, wanted or not.
-    pub(super) fn pass_over(&mut self) {
-        if let Some(last) = self.reader.index().last() {
-            let read = self.reader.index().read();
-            self.store_position(last, read);
-        }
-    }
-
     fn carry_out(
         &mut self,
         step: Step,
@@ -262,7 +228,7 @@ impl Lane {
         attempts: &mut Attempts,
     ) -> Flow {
         if step.finished > 0 {
-            match self.finished(*start, total) {
+            match P::finished(self, *start, total) {
                 Flow::On => {}
                 away => return away,
             }
@@ -294,16 +260,19 @@ impl Lane {
                     since: attempts.failed_since.unwrap_or(until),
                     until,
                     error: &describe(&failure),
-                    asked: action == Some(Action::DeadLetter),
+                    reason: match action {
+                        Some(Action::DeadLetter) => DeadLetterReason::Handler,
+                        _ => DeadLetterReason::Retries,
+                    },
                 };
                 for _ in 0..messages {
-                    match self.park(*start, &failures) {
+                    match P::park(self, *start, &failures) {
                         Flow::On => *start += 1,
                         away => return away,
                     }
                 }
                 *attempts = Attempts::default();
-                self.finished(*start, total)
+                P::finished(self, *start, total)
             }
             Then::Block => {
                 attempts.blocked_since.get_or_insert_with(clock::now);

@@ -1,36 +1,33 @@
 //! The loop of one partition: read, hand over, move the position; and come back after any trouble.
 
 use std::{
-    cell::Cell,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    rc::Rc,
     sync::{Arc, atomic::AtomicU32},
     time::{Duration, Instant},
 };
 
 use crate::{
-    LaneState, OnError, Persist, PositionAhead, Result, StreamId,
+    LaneState, OnError, Persist, PositionAhead, Result,
     backoff::{IdleLadder, jittered},
     batch::{ArenaPool, Context},
     clock,
-    error::{Error, ErrorKind, Outcome},
+    error::{Error, ErrorKind},
     fence::Fence,
     handler::panic_text,
     monitor::{Monitor, count},
     net::{Inbox, Interrupt, STOP, Target},
-    position::{Snapshot, Writer},
     quiet::{HeldBack, Quiet},
 };
 
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
-    fenced::Fate,
     park::Parking,
+    progress::Progress,
     reader::{Brought, ReadPlan, Reader},
-    resets::{LaneResets, Marker, RESET, Resets},
-    store::{PositionStore, Stored},
-    watch::{GapHook, Watch},
+    resets::{RESET, Resets},
+    store::PositionStore,
+    watch::GapHook,
 };
 
 /// Set while a lane is to hold still.
@@ -38,7 +35,7 @@ pub(crate) const PAUSE: u32 = 1 << 1;
 /// Set, with [`STOP`], when the partition is not ours any more: what the lane is at does not count.
 pub(crate) const LOST: u32 = 1 << 4;
 /// What calls a lane away from whatever it waits for.
-pub(super) const CALLED: u32 = STOP | RESET;
+pub(crate) const CALLED: u32 = STOP | RESET;
 
 /// How long a lane waits after a refusal before it asks again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -80,40 +77,28 @@ pub(crate) enum LaneEnd {
 }
 
 /// What a step of the lane leads to.
-pub(super) enum Flow {
+pub(crate) enum Flow {
     On,
     /// Away from what was read, which does not count any more: a reset was taken.
     Anew,
     End(LaneEnd),
 }
 
-/// One partition being read.
-pub(crate) struct Lane {
-    pub(super) plan: Arc<Plan>,
-    pub(super) reader: Reader,
-    pub(super) handler: Handler,
-    pub(super) context: Context,
-    pub(super) monitor: Arc<Monitor>,
-    pub(super) quiet_failures: Quiet,
-    pub(super) quiet_skips: Quiet,
-    pub(super) quiet_parked: Quiet,
-    pub(super) writer: Writer,
-    /// The ordinal of the reader's position before the last read.
-    pub(super) base: Option<u64>,
-    pub(super) watch: Watch,
-    pub(super) store: PositionStore,
-    pub(super) resets: Arc<LaneResets>,
-    /// Whether the position is the one stored at the server, or what came of it since.
-    pub(super) acquired: Rc<Cell<bool>>,
-    /// A reset whose position is not stored yet.
-    pub(super) unsettled: Option<Marker>,
-    /// In sync modes: a position that is not stored yet.
-    unsaved: Option<Snapshot>,
-    /// Whether positions were stored over this connection, so that the server knows how.
-    has_stored: bool,
-    pub(super) commands: Vec<u8>,
-    pub(super) inbox: Inbox,
-    trouble: Option<Trouble>,
+/// One partition being read, with its progress kept as `P` does.
+pub(crate) struct Lane<P> {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) reader: Reader,
+    pub(crate) handler: Handler,
+    pub(crate) context: Context,
+    pub(crate) monitor: Arc<Monitor>,
+    pub(crate) quiet_failures: Quiet,
+    pub(crate) quiet_skips: Quiet,
+    pub(crate) quiet_parked: Quiet,
+    /// What is finished, and how the server is told of it.
+    pub(crate) progress: P,
+    pub(crate) commands: Vec<u8>,
+    pub(crate) inbox: Inbox,
+    pub(super) trouble: Option<Trouble>,
     quiet_trouble: Quiet,
     idle: IdleLadder,
     connected_ms: u64,
@@ -121,7 +106,7 @@ pub(crate) struct Lane {
 }
 
 /// What keeps a lane from reading.
-struct Trouble {
+pub(super) struct Trouble {
     since: Instant,
     /// Whether a line was written about it, so that its end deserves one.
     announced: bool,
@@ -144,18 +129,19 @@ impl fmt::Display for Seat {
     }
 }
 
-impl Lane {
+impl<P: Progress> Lane<P> {
     /// Runs a lane on this thread until it is told to stop or its policy ends it. A panic that gets
-    /// past the handler's own guard is reported, and the lane begins anew at its position.
-    pub(crate) fn run(plan: &Arc<Plan>, seat: &Seat, mut writer: Writer) -> LaneEnd {
+    /// past the handler's own guard is reported, and the lane begins anew with what `keep` makes; nothing
+    /// when that is for another lane to do by then.
+    pub(crate) fn run(
+        plan: &Arc<Plan>,
+        seat: &Seat,
+        mut keep: impl FnMut() -> Option<P>,
+    ) -> LaneEnd {
         let mut quiet = Quiet::default();
-        // A lane that begins anew after a panic knows more than the server.
-        let acquired = Rc::default();
-        let resets = Arc::new(plan.resets.join(seat.partition, &seat.interrupt));
-        loop {
-            let table = writer.again();
+        while let Some(progress) = keep() {
             let attempt = catch_unwind(AssertUnwindSafe(|| {
-                let mut lane = Self::new(Arc::clone(plan), seat, &resets, &acquired, writer);
+                let mut lane = Self::new(Arc::clone(plan), seat, progress);
                 (lane.turns(), lane)
             }));
             let panic = match attempt {
@@ -176,24 +162,17 @@ impl Lane {
                 }));
             }
             seat.interrupt.sleep(RETRY, STOP);
-            match table() {
-                Some(w) if seat.interrupt.bits() & STOP == 0 => writer = w,
-                _ => return LaneEnd::Stopped,
+            if seat.interrupt.bits() & STOP != 0 {
+                break;
             }
         }
+        LaneEnd::Stopped
     }
 
-    fn new(
-        plan: Arc<Plan>,
-        seat: &Seat,
-        resets: &Arc<LaneResets>,
-        acquired: &Rc<Cell<bool>>,
-        writer: Writer,
-    ) -> Self {
+    fn new(plan: Arc<Plan>, seat: &Seat, progress: P) -> Self {
         if let Some(f) = &plan.on_start {
             f(seat.partition);
         }
-        let start = writer.load();
         let reader = Reader::new(
             Arc::clone(&plan.read),
             Arc::clone(&plan.target),
@@ -201,7 +180,7 @@ impl Lane {
             Arc::clone(&seat.interrupt),
             plan.pool.clone(),
             seat.key.clone(),
-            start.id,
+            progress.start(),
         );
         Self {
             handler: (plan.factory)(seat.partition),
@@ -218,15 +197,7 @@ impl Lane {
             quiet_failures: Quiet::default(),
             quiet_skips: Quiet::default(),
             quiet_parked: Quiet::default(),
-            writer,
-            base: start.ordinal,
-            watch: Watch::default(),
-            store: plan.store.clone(),
-            resets: Arc::clone(resets),
-            unsettled: resets.taken(),
-            acquired: Rc::clone(acquired),
-            unsaved: None,
-            has_stored: false,
+            progress,
             commands: Vec::with_capacity(256),
             inbox: Inbox::default(),
             trouble: None,
@@ -246,7 +217,7 @@ impl Lane {
     fn turns(&mut self) -> LaneEnd {
         let end = self.until_it_ends();
         if self.context.interrupt.bits() & LOST != 0 {
-            self.forget_debts(); // what is not stored is another's to say by now
+            self.progress.forget(); // what is not stored is another's to say by now
         }
         let untold = self.quiet_skips.held_back();
         if untold > 0 {
@@ -265,7 +236,7 @@ impl Lane {
                 return end;
             }
             let asked_ms = clock::coarse_ms();
-            match self.read() {
+            match P::read(self) {
                 Ok(Brought::Entries { full }) => {
                     self.reads_again();
                     self.idle.reset();
@@ -285,7 +256,7 @@ impl Lane {
     /// Hands over what was read, with the next request under way meanwhile if there is more to come.
     fn take(&mut self, full: bool) -> Flow {
         // Between two reads nothing is outstanding, which is when the stream is looked at.
-        let ahead = self.plan.read_ahead && full && !self.watch.is_due();
+        let ahead = self.plan.read_ahead && full && self.progress.may_read_ahead();
         if ahead && self.reader.is_connected() {
             // A failure shows at the next receive, which is where failures are dealt with.
             let _ = self.reader.request(&[], false);
@@ -294,74 +265,34 @@ impl Lane {
             Flow::On => {}
             away => return away,
         }
-        let (read, filtered) = (self.reader.index().read(), self.reader.index().filtered());
+        let filtered = self.reader.index().filtered();
         count(&self.monitor.filtered, u64::from(filtered));
-        if let Some(first) = self.reader.records().first().filter(|r| r.nth == 1) {
-            self.watch.read_first(first.id);
-        }
-        let flow = if read == filtered {
-            self.pass_over();
+        P::arrived(self);
+        let flow = if self.reader.records().is_empty() {
+            P::pass_over(self);
             Flow::On
         } else {
             self.deliver()
         };
         if matches!(flow, Flow::On) {
-            self.base = self.base.map(|n| n + u64::from(read));
+            P::passed(self);
         }
         flow
     }
 
-    fn read(&mut self) -> Result<Brought> {
-        self.connect()?;
-        self.acquire()?;
-        self.settle_reset()?;
-        let alone = self.trouble.is_some() || !self.has_stored;
-        if let Some(position) = self.unsaved.filter(|_| alone) {
-            // so that a refusal leaves no answer outstanding and the connection can stay
-            self.try_save(position)?;
-        }
-        let mut before = 0;
-        if !self.reader.is_outstanding() {
-            self.look_when_due()?;
-            self.commands.clear();
-            if let Some(position) = self.unsaved {
-                let position = [(self.context.partition, position)];
-                before = self.store.render(&mut self.commands, &position);
-            }
-            let brief = self.monitor.state() != LaneState::Running;
-            self.reader.request(&self.commands, brief)?;
-        }
-        let (store, partition) = (&self.store, self.context.partition);
-        let mut fate = Fate::Stored;
-        let brought = self.reader.receive(before, store.key(), |answer| {
-            store.fates(answer, 1, |_, f| fate = f)?;
-            store.heed(partition, answer);
-            match fate {
-                Fate::Stored | Fate::Behind => Ok(()),
-                fate => Err(refused(fate)),
-            }
-        });
-        self.heed_fate(fate);
-        if before > 0 && self.reader.is_confirmed() {
-            self.saved(); // whatever became of the read
-        }
-        brought
-    }
-
-    pub(super) fn connect(&mut self) -> Result<()> {
+    pub(crate) fn connect(&mut self) -> Result<()> {
         self.reader.leave_replica();
         if !self.reader.is_connected() {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);
-            self.has_stored = false;
             self.connected_ms = clock::coarse_ms();
-            self.watch.reconnected();
+            self.progress.reconnected();
         }
         Ok(())
     }
 
     /// Ends the lane if it is to stop; takes a reset that waits; holds the lane while it is paused.
-    pub(super) fn heed_signals(&mut self) -> Flow {
+    pub(crate) fn heed_signals(&mut self) -> Flow {
         let mut flow = Flow::On;
         loop {
             let bits = self.context.interrupt.bits();
@@ -369,12 +300,12 @@ impl Lane {
                 return Flow::End(LaneEnd::Stopped);
             }
             if !self.plan.fence.holds_for_certain() {
-                self.wait_for_claim();
+                P::wait_for_claim(self);
                 flow = Flow::Anew;
                 continue;
             }
             if bits & RESET != 0 {
-                self.take_reset();
+                P::take_reset(self);
                 flow = Flow::Anew;
             }
             if bits & PAUSE == 0 {
@@ -389,105 +320,6 @@ impl Lane {
             if runs {
                 self.monitor.enter(LaneState::Running, "");
             }
-        }
-    }
-
-    /// Moves the position to `id`, the `nth` entry of the last read.
-    pub(super) fn store_position(&mut self, id: StreamId, nth: u32) {
-        let ordinal = self.base.map(|n| n + u64::from(nth));
-        self.writer.store(id, ordinal);
-        if self.plan.persist.is_sync() {
-            self.owe(self.writer.load());
-        }
-    }
-
-    /// In sync modes: this is to be stored before anything else is handed over.
-    pub(super) fn owe(&mut self, position: Snapshot) {
-        self.unsaved = Some(position);
-    }
-
-    /// Makes this the position, whatever it was. It is not stored.
-    pub(super) fn begin_at(&mut self, start: Stored) {
-        self.writer.store(start.id, start.ordinal);
-        self.begin_with(start);
-    }
-
-    /// Goes on from this position.
-    pub(super) fn begin_with(&mut self, start: Stored) {
-        self.base = start.ordinal;
-        self.watch.begin_anew();
-        self.unsaved = None;
-    }
-
-    /// What was to be stored is not to be any more.
-    pub(super) fn forget_debts(&mut self) {
-        (self.unsaved, self.unsettled) = (None, None);
-        self.writer.stored(self.writer.load().version);
-    }
-
-    /// Stores the position now, however often that takes.
-    pub(super) fn save_position(&mut self) -> Flow {
-        while let Some(position) = self.unsaved {
-            match self.heed_signals() {
-                Flow::On => {}
-                away => return away,
-            }
-            match self.try_save(position) {
-                Ok(()) => self.reads_again(),
-                Err(e) => self.wait_out(&e),
-            }
-        }
-        Flow::On
-    }
-
-    fn try_save(&mut self, position: Snapshot) -> Result<()> {
-        self.connect()?;
-        let Some(connection) = self.reader.connection() else {
-            return Err(Error::new(ErrorKind::Io, "store position", "not connected"));
-        };
-        let patience = self.plan.read.patience();
-        let (room, mut fate) = ((&mut self.commands, &mut self.inbox), Fate::Stored);
-        let position = [(self.context.partition, position)];
-        let saved = self
-            .store
-            .store(connection, room, &position, patience, |_, f| fate = f);
-        saved.map_err(|e| {
-            e.during("store position")
-                .on_key(self.store.key())
-                .at(self.plan.target.endpoint())
-        })?;
-        self.has_stored = true;
-        match fate {
-            Fate::Stored | Fate::Behind => {
-                self.heed_fate(fate);
-                self.saved();
-                Ok(())
-            }
-            fate => Err(self.unstored(fate)),
-        }
-    }
-
-    /// What became of the position concerns others, too.
-    pub(super) fn heed_fate(&self, fate: Fate) {
-        match (fate, self.store.lease()) {
-            (Fate::Unclaimed | Fate::Anothers, Some(lease)) => lease.desk().look_again(),
-            (Fate::Behind, _) => log::warn!("{self}: {}; somebody else has written it", fate.why()),
-            _ => {}
-        }
-    }
-
-    /// A position was not stored, for this reason.
-    pub(super) fn unstored(&self, fate: Fate) -> Error {
-        self.heed_fate(fate);
-        refused(fate)
-            .on_key(self.store.key())
-            .at(self.plan.target.endpoint())
-    }
-
-    /// The position that was not is stored now.
-    pub(super) fn saved(&mut self) {
-        if let Some(position) = self.unsaved.take() {
-            self.writer.stored(position.version);
         }
     }
 
@@ -508,7 +340,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn reads_again(&mut self) {
+    pub(crate) fn reads_again(&mut self) {
         self.monitor.enter(LaneState::Running, "");
         self.short_lived = false;
         if let Some(trouble) = self.trouble.take() {
@@ -524,7 +356,7 @@ impl Lane {
     }
 
     /// Reports what keeps the lane from reading and waits as long as is sensible before it tries again.
-    pub(super) fn wait_out(&mut self, e: &Error) {
+    pub(crate) fn wait_out(&mut self, e: &Error) {
         if self.context.interrupt.bits() & CALLED != 0 {
             return;
         }
@@ -533,8 +365,8 @@ impl Lane {
             announced: false,
         });
         let state = match e.kind() {
-            _ if self.watch.is_ahead() => LaneState::Ahead,
-            _ if self.unsaved.is_some() => LaneState::Blocked,
+            _ if self.progress.waits_for_a_person() => LaneState::Ahead,
+            _ if self.progress.owes() => LaneState::Blocked,
             ErrorKind::Connect | ErrorKind::Io | ErrorKind::Timeout => LaneState::Disconnected,
             _ => LaneState::Refused,
         };
@@ -546,7 +378,7 @@ impl Lane {
                 HeldBack(more)
             );
         }
-        let keeps = e.keeps_connection() || self.watch.is_ahead();
+        let keeps = e.keeps_connection() || self.progress.waits_for_a_person();
         if !keeps || self.reader.is_outstanding() {
             self.reader.disconnect();
         }
@@ -566,11 +398,7 @@ impl Lane {
     }
 }
 
-fn refused(fate: Fate) -> Error {
-    Error::new(ErrorKind::Server, "store position", fate.why()).with_outcome(Outcome::NotApplied)
-}
-
-impl fmt::Display for Lane {
+impl<P> fmt::Display for Lane<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.context;
         write!(f, "{}[{}]/{}", c.topic, c.partition, c.consumer)

@@ -21,6 +21,8 @@ use crate::{
 use super::{
     fenced::Fate,
     lane::{Flow, Lane},
+    positions::Positions,
+    progress::Progress,
     store::Parked,
 };
 
@@ -48,19 +50,19 @@ impl Parking {
 }
 
 /// What is known of a message's failures when it is parked.
-pub(super) struct Failures<'a> {
+pub(crate) struct Failures<'a> {
     /// Handed over again because the policy said so.
-    pub(super) attempts: u32,
+    pub(crate) attempts: u32,
     /// Handed over in all.
-    pub(super) deliveries: u32,
-    pub(super) since: Instant,
-    pub(super) until: Instant,
-    pub(super) error: &'a str,
-    /// Whether the handler or the classify hook asked for it.
-    pub(super) asked: bool,
+    pub(crate) deliveries: u32,
+    pub(crate) since: Instant,
+    pub(crate) until: Instant,
+    pub(crate) error: &'a str,
+    /// Why it is given up, where it is a proper message.
+    pub(crate) reason: DeadLetterReason,
 }
 
-impl Lane {
+impl<P: Progress> Lane<P> {
     /// How long to wait before the `nth` attempt at a message, counted from 1.
     pub(super) fn pause_before(&self, nth: u32) -> Duration {
         let parking = &self.plan.parking;
@@ -71,101 +73,6 @@ impl Lane {
             log::error!("{self}: the backoff function panicked; the built-in pause is made");
             parking.pause(nth)
         })
-    }
-
-    /// Makes a message of the last read a dead letter and moves the position past it, however often that
-    /// takes to be stored.
-    pub(super) fn park(&mut self, index: usize, failures: &Failures<'_>) -> Flow {
-        let record = self.reader.records()[index];
-        let reason = match record.malformed {
-            Some(_) => DeadLetterReason::Malformed,
-            None if failures.asked => DeadLetterReason::Handler,
-            None => DeadLetterReason::Retries,
-        };
-        loop {
-            match self.heed_signals() {
-                Flow::On => {}
-                away => return away,
-            }
-            match self.try_park(&record, reason, failures) {
-                Ok(letter) => {
-                    self.reads_again();
-                    self.parked(&record, reason, failures, letter);
-                    return Flow::On;
-                }
-                Err(e) => self.wait_out(&e),
-            }
-        }
-    }
-
-    /// One attempt. Returns the id of the letter; `None` when somebody else has moved the position past the
-    /// message.
-    fn try_park(
-        &mut self,
-        record: &Record,
-        reason: DeadLetterReason,
-        failures: &Failures<'_>,
-    ) -> Result<Option<StreamId>> {
-        if self.reader.is_outstanding() {
-            // What was asked for ahead would be answered first, into the bytes of these messages.
-            self.reader.disconnect();
-        }
-        self.connect()?;
-        let keeps_positions = self.plan.persist != Persist::None;
-        let position = Snapshot {
-            id: record.id,
-            ordinal: self.base.map(|n| n + u64::from(record.nth)),
-            version: 0,
-        };
-        // So that the connection may be borrowed beside them.
-        let (fields, first) = {
-            let message = Message::new(self.reader.bytes(), record, &self.context);
-            let own = |(name, value): (&[u8], &[u8])| (name.to_vec(), value.to_vec());
-            let fields: Vec<_> = message.fields().take(MOST_FIELDS).map(own).collect();
-            let header = message.headers().get(FIRST_ID).ok().flatten();
-            (fields, header.and_then(StreamId::parse))
-        };
-        let fields: Vec<_> = fields.iter().map(|(n, v)| (&n[..], &v[..])).collect();
-        let parked = Parked {
-            letter: Letter {
-                topic: &self.context.topic,
-                partition: self.context.partition,
-                first: first.unwrap_or(record.id),
-                last: record.id,
-                attempts: failures.attempts,
-                deliveries: failures.deliveries,
-                error: failures.error,
-                consumer: &self.context.consumer,
-                reason,
-                omitted: (record.pairs as usize).saturating_sub(fields.len()),
-            },
-            fields: &fields,
-            position: keeps_positions.then_some(position),
-            ago: [failures.since, failures.until].map(|t| clock::now().duration_since(t)),
-            keep: self.plan.parking.keep,
-        };
-        let patience = self.plan.read.patience();
-        let Some(connection) = self.reader.connection() else {
-            return Err(Error::new(ErrorKind::Io, "park", "not connected"));
-        };
-        self.resets.parks(record.id);
-        let done = self
-            .store
-            .park(connection, &mut self.inbox, &parked, patience);
-        let (fate, letter) = done.map_err(|e| {
-            e.during("store a dead letter")
-                .on_key(self.store.letters_key())
-                .at(self.plan.target.endpoint())
-        })?;
-        match fate {
-            Fate::Stored | Fate::Behind => {
-                self.heed_fate(fate);
-                self.store_position(record.id, record.nth);
-                self.saved(); // with the letter
-                Ok(letter)
-            }
-            fate => Err(self.unstored(fate)),
-        }
     }
 
     /// A message is a dead letter: counts it, and says so. One line a window; the others at debug level.
@@ -200,5 +107,102 @@ impl Lane {
             failures.error,
             HeldBack(held_back.unwrap_or(0)),
         );
+    }
+}
+
+impl Lane<Positions> {
+    /// Makes a message of the last read a dead letter and moves the position past it, however often that
+    /// takes to be stored.
+    pub(super) fn park(&mut self, index: usize, failures: &Failures<'_>) -> Flow {
+        let record = self.reader.records()[index];
+        let reason = match record.malformed {
+            Some(_) => DeadLetterReason::Malformed,
+            None => failures.reason,
+        };
+        loop {
+            match self.heed_signals() {
+                Flow::On => {}
+                away => return away,
+            }
+            match self.try_park(&record, reason, failures) {
+                Ok(letter) => {
+                    self.reads_again();
+                    self.parked(&record, reason, failures, letter);
+                    return Flow::On;
+                }
+                Err(e) => self.wait_out(&e),
+            }
+        }
+    }
+
+    /// One attempt. Returns the id of the letter; `None` when somebody else has moved the position past the
+    /// message.
+    fn try_park(
+        &mut self,
+        record: &Record,
+        reason: DeadLetterReason,
+        failures: &Failures<'_>,
+    ) -> Result<Option<StreamId>> {
+        if self.reader.is_outstanding() {
+            // What was asked for ahead would be answered first, into the bytes of these messages.
+            self.reader.disconnect();
+        }
+        self.connect()?;
+        let keeps_positions = self.plan.persist != Persist::None;
+        let position = Snapshot {
+            id: record.id,
+            ordinal: self.progress.base.map(|n| n + u64::from(record.nth)),
+            version: 0,
+        };
+        // So that the connection may be borrowed beside them.
+        let (fields, first) = {
+            let message = Message::new(self.reader.bytes(), record, &self.context);
+            let own = |(name, value): (&[u8], &[u8])| (name.to_vec(), value.to_vec());
+            let fields: Vec<_> = message.fields().take(MOST_FIELDS).map(own).collect();
+            let header = message.headers().get(FIRST_ID).ok().flatten();
+            (fields, header.and_then(StreamId::parse))
+        };
+        let fields: Vec<_> = fields.iter().map(|(n, v)| (&n[..], &v[..])).collect();
+        let parked = Parked {
+            letter: Letter {
+                topic: &self.context.topic,
+                partition: self.context.partition,
+                first: first.unwrap_or(record.id),
+                last: record.id,
+                attempts: failures.attempts,
+                deliveries: failures.deliveries,
+                error: failures.error,
+                consumer: &self.context.consumer,
+                reason,
+                omitted: (record.pairs as usize).saturating_sub(fields.len()),
+            },
+            fields: &fields,
+            position: keeps_positions.then_some(position),
+            ago: [failures.since, failures.until].map(|t| clock::now().duration_since(t)),
+            keep: self.plan.parking.keep,
+        };
+        let patience = self.plan.read.patience();
+        let Some(connection) = self.reader.connection() else {
+            return Err(Error::new(ErrorKind::Io, "park", "not connected"));
+        };
+        self.progress.resets.parks(record.id);
+        let done = self
+            .progress
+            .store
+            .park(connection, &mut self.inbox, &parked, patience);
+        let (fate, letter) = done.map_err(|e| {
+            e.during("store a dead letter")
+                .on_key(self.progress.store.letters_key())
+                .at(self.plan.target.endpoint())
+        })?;
+        match fate {
+            Fate::Stored | Fate::Behind => {
+                self.heed_fate(fate);
+                self.store_position(record.id, record.nth);
+                self.saved(); // with the letter
+                Ok(letter)
+            }
+            fate => Err(self.unstored(fate)),
+        }
     }
 }

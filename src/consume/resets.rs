@@ -17,7 +17,7 @@ use crate::{
     wire::ResetMarker,
 };
 
-use super::{fenced::Fate, lane::Lane, store::Stored};
+use super::{fenced::Fate, lane::Lane, positions::Positions, store::Stored};
 
 /// Set while a reset waits for its lane.
 pub(crate) const RESET: u32 = 1 << 3;
@@ -203,18 +203,18 @@ impl Drop for LaneResets {
     }
 }
 
-impl Lane {
+impl Lane<Positions> {
     /// Goes by the reset that waits. What was read before is forgotten, and the position is the target;
     /// it is stored before the next read.
     pub(super) fn take_reset(&mut self) {
-        let Some(marker) = self.resets.take() else {
+        let Some(marker) = self.progress.resets.take() else {
             return;
         };
-        let (from, start) = (self.writer.load().id, marker.start());
+        let (from, start) = (self.progress.writer.load().id, marker.start());
         let to = start.id;
         self.reader.seek(to);
         self.begin_at(start);
-        self.unsettled = Some(marker);
+        self.progress.unsettled = Some(marker);
         log::warn!(
             "{self}: reset: the position was {from} and is {to}; what comes after it is next"
         );
@@ -222,12 +222,12 @@ impl Lane {
 
     /// Stores the position of a reset and deletes its marker, if there is one to settle.
     pub(super) fn settle_reset(&mut self) -> Result<()> {
-        let Some(marker) = &self.unsettled else {
+        let Some(marker) = &self.progress.unsettled else {
             return Ok(());
         };
-        let (marker, position) = (marker.clone(), self.writer.load());
+        let (marker, position) = (marker.clone(), self.progress.writer.load());
         if self.relocate(Some(&marker), position.id)? {
-            self.writer.stored(position.version);
+            self.progress.writer.stored(position.version);
             log::info!(
                 "{self}: reset marker cleared, position {} stored",
                 position.id
@@ -235,8 +235,8 @@ impl Lane {
         } else {
             log::info!("{self}: another reset has come meanwhile, and will be taken next");
         }
-        self.unsettled = None;
-        self.resets.settled();
+        self.progress.unsettled = None;
+        self.progress.resets.settled();
         Ok(())
     }
 
@@ -255,6 +255,7 @@ impl Lane {
             ));
         };
         let fate = self
+            .progress
             .store
             .relocate(connection, partition, marker, to, slack)?;
         match fate {

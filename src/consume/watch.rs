@@ -21,6 +21,7 @@ use super::{
     extent::Extent,
     gap::{Gap, GapCause, Past, Place, Verdict, judge},
     lane::Lane,
+    positions::Positions,
 };
 
 /// How often a lane looks, between two reads. It looks at every new connection as well.
@@ -127,7 +128,7 @@ impl Watch {
     }
 }
 
-impl Lane {
+impl Lane<Positions> {
     /// Looks at the stream when it is time to; nothing may be outstanding. Blocks for one round trip.
     ///
     /// # Errors
@@ -135,7 +136,7 @@ impl Lane {
     /// Those of the connection; the server's own when it will be ready later; and that the stored
     /// position lies ahead of the stream, as long as a person has to decide about that.
     pub(super) fn look_when_due(&mut self) -> Result<()> {
-        if !self.watch.is_due() {
+        if !self.progress.watch.is_due() {
             return Ok(());
         }
         let began_ms = clock::coarse_ms();
@@ -144,27 +145,27 @@ impl Lane {
             Err(e) => {
                 // Where the connection breaks every time the question is asked, reading matters more
                 // than the answer.
-                let wait = LOOK_EVERY_MS << self.watch.broke.min(DOUBLINGS);
-                self.watch.broke += 1;
-                self.watch.due_ms = clock::coarse_ms() + wait;
+                let wait = LOOK_EVERY_MS << self.progress.watch.broke.min(DOUBLINGS);
+                self.progress.watch.broke += 1;
+                self.progress.watch.due_ms = clock::coarse_ms() + wait;
                 return Err(e
                     .during("look at the stream")
                     .with_outcome(Outcome::NotApplied)
                     .on_key(self.reader.key()));
             }
         };
-        self.watch.broke = 0;
-        self.watch.next_after(began_ms);
+        self.progress.watch.broke = 0;
+        self.progress.watch.next_after(began_ms);
         self.heed_ttl(answers.ttl);
         match answers.extent {
             Ok(now) => {
-                self.watch.blind = false;
-                self.watch.seen = self.watch.seen.or(answers.noted);
+                self.progress.watch.blind = false;
+                self.progress.watch.seen = self.progress.watch.seen.or(answers.noted);
                 self.heed(&now, answers.is_stored)?;
                 self.note(&now);
             }
             Err(e) if e.is_retryable() && e.kind() == ErrorKind::Server => {
-                self.watch.due_ms = 0;
+                self.progress.watch.due_ms = 0;
                 let endpoint = self.plan.target.endpoint();
                 return Err(e.on_key(self.reader.key()).at(endpoint));
             }
@@ -179,10 +180,9 @@ impl Lane {
     /// Asks all questions in one round trip.
     fn ask(&mut self) -> Result<Answers> {
         let Self {
-            watch,
+            progress: Positions { watch, store, .. },
             reader,
             plan,
-            store,
             context,
             ..
         } = self;
@@ -228,26 +228,26 @@ impl Lane {
     fn heed(&mut self, now: &Extent, is_stored: Option<bool>) -> Result<()> {
         let place = Place {
             id: self.reader.cursor(),
-            ordinal: self.base,
+            ordinal: self.progress.base,
         };
         let past = Past {
-            seen: self.watch.seen,
-            read_here: self.watch.footing == Footing::Firm,
+            seen: self.progress.watch.seen,
+            read_here: self.progress.watch.footing == Footing::Firm,
             forgotten: is_stored == Some(false),
         };
         match judge(place, now, &past) {
             Verdict::Fine(ordinal) => {
-                let learned = self.base.is_none() && ordinal.is_some();
+                let learned = self.progress.base.is_none() && ordinal.is_some();
                 if learned && place.id == StreamId::MIN && now.removed > 0 {
                     log::info!(
                         "{self}: begins with what there is; {} messages before it were trimmed or deleted",
                         now.removed
                     );
                 }
-                self.base = ordinal;
+                self.progress.base = ordinal;
                 if learned {
                     // Stored when there is time to: no message has to wait for it.
-                    self.writer.store(place.id, ordinal);
+                    self.progress.writer.store(place.id, ordinal);
                 }
             }
             Verdict::Gap {
@@ -275,8 +275,8 @@ impl Lane {
                 })?;
             }
         }
-        self.watch.footing = Footing::Firm;
-        self.watch.seen = Some(*now);
+        self.progress.watch.footing = Footing::Firm;
+        self.progress.watch.seen = Some(*now);
         Ok(())
     }
 
@@ -286,14 +286,16 @@ impl Lane {
         if self.plan.persist == Persist::None {
             return;
         }
-        if let Some(left) = self.watch.unnoted.checked_sub(1) {
-            self.watch.unnoted = left;
+        if let Some(left) = self.progress.watch.unnoted.checked_sub(1) {
+            self.progress.watch.unnoted = left;
             return;
         }
-        self.watch.unnoted = NOTE_EVERY;
+        self.progress.watch.unnoted = NOTE_EVERY;
         self.commands.clear();
         let partition = self.context.partition;
-        self.store.note_stream(&mut self.commands, partition, now);
+        self.progress
+            .store
+            .note_stream(&mut self.commands, partition, now);
         if let Some(connection) = self.reader.connection() {
             let patience = self.plan.read.slack;
             // A connection that broke over it shows with the read that follows.
@@ -303,8 +305,8 @@ impl Lane {
     }
 
     fn wait_for_a_person(&mut self, now: &Extent) -> Error {
-        self.watch.footing = Footing::Ahead;
-        self.watch.due_ms = 0;
+        self.progress.watch.footing = Footing::Ahead;
+        self.progress.watch.due_ms = 0;
         let what = format!(
             "the stored position {} lies ahead of the stream, whose last id is {}, and does not belong \
              to it: nothing would ever be read. Reset the position, or say PositionAhead: Beginning to \
@@ -339,7 +341,7 @@ impl Lane {
         self.monitor.note_gap(lost, alarming);
         if !alarming {
             log::info!("{self}: {gap}");
-        } else if let Some(more) = self.watch.quiet_gaps.permit() {
+        } else if let Some(more) = self.progress.watch.quiet_gaps.permit() {
             let advice = match cause {
                 GapCause::Removed => {
                     " (keep more of the topic, as by a larger MaxLen, or read it faster)"
@@ -362,11 +364,11 @@ impl Lane {
         let moves = at.id != self.reader.cursor();
         if at.id < self.reader.cursor() {
             // First here, or what was finished before and is not stored yet would be stored over it.
-            self.writer.begin(at.id, at.ordinal);
+            self.progress.writer.begin(at.id, at.ordinal);
             self.relocate(None, at.id)?;
         }
         told(self);
-        self.base = at.ordinal;
+        self.progress.base = at.ordinal;
         if moves {
             self.reader.move_to(at.id);
             self.store_position(at.id, 0);
@@ -376,22 +378,22 @@ impl Lane {
 
     /// The stored position is gone, though it was stored: it is stored anew from memory.
     fn store_again(&mut self) {
-        let position = self.writer.load();
-        if let Some(more) = self.watch.quiet_gone.permit() {
+        let position = self.progress.writer.load();
+        if let Some(more) = self.progress.watch.quiet_gone.permit() {
             log::error!(
                 "{self}: the stored position was deleted on the server; storing {} again from memory{}",
                 position.id,
                 HeldBack(more)
             );
         }
-        self.writer.store(position.id, position.ordinal);
+        self.progress.writer.store(position.id, position.ordinal);
         if self.plan.persist.is_sync() {
-            self.owe(self.writer.load());
+            self.owe(self.progress.writer.load());
         }
     }
 
     fn heed_ttl(&mut self, ttl: Option<u64>) {
-        let told = std::mem::replace(&mut self.watch.expires, ttl.is_some());
+        let told = std::mem::replace(&mut self.progress.watch.expires, ttl.is_some());
         if let Some(ms) = ttl.filter(|_| !told) {
             let left = Duration::from_millis(ms);
             log::warn!(
@@ -403,7 +405,7 @@ impl Lane {
     }
 
     fn go_blind(&mut self, e: &Error) {
-        let told = std::mem::replace(&mut self.watch.blind, true);
+        let told = std::mem::replace(&mut self.progress.watch.blind, true);
         // What else is wrong with the stream is the read's to tell.
         let by_design = matches!(
             e.server_class(),

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
-    consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Resets, Rhythm, Stored},
+    consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Positions, Resets, Rhythm, Stored},
     net::{Connection, Interrupt, STOP},
     ownership::{self, Claims, Ownership},
     position::{Snapshot, Table},
@@ -141,7 +141,8 @@ impl Running {
         let (running, ours) = (Arc::clone(self), Arc::clone(&lane));
         let name = format!("lane{partition}-{}", self.topic);
         let started = self.spawn(name, move || {
-            let end = consume::Lane::run(&outfit.plan, &lane.seat, writer);
+            let keep = Positions::keep(&outfit.plan, &lane.seat, writer);
+            let end = consume::Lane::run(&outfit.plan, &lane.seat, keep);
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
             running.let_go(&lane);
