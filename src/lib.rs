@@ -234,6 +234,7 @@ mod ownership;
 mod policy;
 mod position;
 mod publish;
+mod queue;
 mod quiet;
 mod settings;
 mod streams;
@@ -267,8 +268,8 @@ pub use publish::{
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{
-    ConnectionString, ConsumerSettings, Instances, OnError, Persist, PositionAhead,
-    ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
+    AckDelete, ConnectionString, ConsumerSettings, Delivery, Instances, OnError, Persist,
+    PositionAhead, ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
 pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};

@@ -59,6 +59,10 @@ pub(crate) struct Monitor {
     pub(crate) skipped: AtomicU64,
     /// Messages that became dead letters.
     pub(crate) parked: AtomicU64,
+    /// Messages that are to be handed over again out of their place.
+    pub(crate) retried: AtomicU64,
+    /// Acknowledgements that were refused, since another had taken over.
+    pub(crate) late: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) filtered: AtomicU64,
     /// Reads that found nothing: proof that the lane had caught up.

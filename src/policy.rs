@@ -18,12 +18,15 @@ pub(crate) struct Failed {
     pub(crate) done: Option<usize>,
     /// Whether the failing message has had its `RetryAfter` already.
     pub(crate) retried: bool,
-    /// How often the failing message has been handed over again because the policy is `Park`.
+    /// How often the failing message has been handed over again because the policy is `Park` or `Retry`.
     pub(crate) attempts: u32,
     /// How often that may be.
     pub(crate) most: u32,
-    /// Whether it is about a single entry that is no proper message: another attempt would be the same.
-    pub(crate) malformed: bool,
+    /// Whether another attempt would be the same: it is about a single entry that is no proper message, or that
+    /// was given out too often.
+    pub(crate) hopeless: bool,
+    /// Whether a message that is to wait may be handed over out of its place, behind others.
+    pub(crate) out_of_place: bool,
 }
 
 /// What to do next. `finished` counts messages from the start of what was handed over: positions move
@@ -45,6 +48,9 @@ pub(crate) enum Then {
     Retry(Duration),
     /// Hand the rest over again after the pause that the policy `Park` makes.
     TryAgain,
+    /// Have so many of the messages that come next handed over again after this long, or after the pause that
+    /// the policy `Retry` makes, and go on behind them.
+    Later(usize, Option<Duration>),
     /// Make so many of the messages that come next dead letters, and go on behind them.
     Park(usize),
     /// End this lane.
@@ -59,14 +65,19 @@ pub(crate) fn decide(f: &Failed) -> Step {
         Action::Block => Then::Block,
         Action::Stop => Then::StopPartition,
         Action::DeadLetter => park(f, done),
+        Action::RetryAfter(pause) if f.policy == OnError::Retry => retry(f, done, Some(pause)),
+        Action::RetryAfter(pause) if !f.retried && f.out_of_place => {
+            concerned(f, done, |n| Then::Later(n, Some(pause)))
+        }
         Action::RetryAfter(pause) if !f.retried => Then::Retry(pause),
         Action::RetryAfter(_) | Action::Skip => match f.policy {
             OnError::BestEffort => Then::GoOn,
             OnError::StopPartition => Then::StopPartition,
             OnError::Fail => Then::Fail,
             OnError::Park if done == f.handed => Then::GoOn,
-            OnError::Park if f.attempts < f.most && !f.malformed => Then::TryAgain,
+            OnError::Park if f.attempts < f.most && !f.hopeless => Then::TryAgain,
             OnError::Park => park(f, done),
+            OnError::Retry => retry(f, done, None),
         },
     };
     let finished = match (then, f.done) {
@@ -78,11 +89,24 @@ pub(crate) fn decide(f: &Failed) -> Step {
     Step { finished, then }
 }
 
-/// The messages that the failure concerns become dead letters; where all were done there is none.
+/// The messages that the failure concerns wait for their next attempt, or become dead letters.
+fn retry(f: &Failed, done: usize, pause: Option<Duration>) -> Then {
+    if f.attempts < f.most && !f.hopeless {
+        return concerned(f, done, |n| Then::Later(n, pause));
+    }
+    park(f, done)
+}
+
+/// The messages that the failure concerns become dead letters.
 fn park(f: &Failed, done: usize) -> Then {
+    concerned(f, done, Then::Park)
+}
+
+/// So many messages the failure concerns; where all were done there is none.
+fn concerned(f: &Failed, done: usize, then: impl FnOnce(usize) -> Then) -> Then {
     match f.done {
-        None => Then::Park(f.handed),
-        Some(_) if done < f.handed => Then::Park(1),
+        None => then(f.handed),
+        Some(_) if done < f.handed => then(1),
         Some(_) => Then::GoOn,
     }
 }
@@ -164,7 +188,8 @@ mod tests {
                 retried,
                 attempts: 0,
                 most: 0,
-                malformed: false,
+                hopeless: false,
+                out_of_place: false,
             };
             assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
         }
@@ -238,7 +263,8 @@ mod tests {
                 retried,
                 attempts,
                 most,
-                malformed,
+                hopeless: malformed,
+                out_of_place: false,
             };
             assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
         }
@@ -273,7 +299,8 @@ mod tests {
                                 retried,
                                 attempts,
                                 most: 2,
-                                malformed,
+                                hopeless: malformed,
+                                out_of_place: false,
                             };
                             let s = decide(&f);
                             if let Then::Park(n) = s.then {

@@ -13,7 +13,7 @@ use std::{
 ///
 /// Two lines are finer than a coarse reading of the layers would have it: a rate limit is measured on
 /// the clock, and a policy decides about the actions that a handler can ask for.
-const LAYERS: [&[&str]; 11] = [
+const LAYERS: [&[&str]; 12] = [
     &["error", "clock", "backoff", "sync"],
     &["quiet", "fence"],
     &["settings", "net", "wire"],
@@ -22,6 +22,7 @@ const LAYERS: [&[&str]; 11] = [
     &["policy"],
     &["publish", "ownership"],
     &["consume"],
+    &["queue"],
     &["observe", "admin"],
     &["fuzzing", "testing"],
     &["streams", "consumer"],

@@ -66,6 +66,18 @@ pub(crate) struct Index {
     last: Option<StreamId>,
     read: u32,
     nils: u32,
+    filtered: u32,
+    /// The ids of entries that are no records, for whoever has to answer for each; `None` for who has not.
+    aside: Option<Vec<(StreamId, Aside)>>,
+}
+
+/// Why an entry that was read is no record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Aside {
+    /// The consumer does not want its type.
+    Unwanted,
+    /// It was deleted from the stream since it was given to the group.
+    Gone,
 }
 
 /// What comes next in the reply.
@@ -98,6 +110,16 @@ impl Index {
             last: None,
             read: 0,
             nils: 0,
+            filtered: 0,
+            aside: None,
+        }
+    }
+
+    /// Keeps the ids of entries that are no records, too.
+    pub(crate) fn keeping_aside(self) -> Self {
+        Self {
+            aside: Some(Vec::new()),
+            ..self
         }
     }
 
@@ -110,10 +132,21 @@ impl Index {
         self.last = None;
         self.read = 0;
         self.nils = 0;
+        self.filtered = 0;
+        self.aside.iter_mut().for_each(Vec::clear);
     }
 
     pub(crate) fn records(&self) -> &[Record] {
         &self.records
+    }
+
+    pub(crate) fn records_mut(&mut self) -> &mut Vec<Record> {
+        &mut self.records
+    }
+
+    /// The entries that are no records, where they are kept.
+    pub(crate) fn aside(&self) -> &[(StreamId, Aside)] {
+        self.aside.as_deref().unwrap_or_default()
     }
 
     /// The last id read, wanted or not.
@@ -128,7 +161,7 @@ impl Index {
 
     /// How many entries the filter left out.
     pub(crate) fn filtered(&self) -> u32 {
-        self.read - self.records.len() as u32
+        self.filtered
     }
 
     /// Where the first entry starts that is not understood yet.
@@ -287,7 +320,15 @@ impl Index {
         let (fields, odd) = match c.aggregate()? {
             Head::Array(n) => (n / 2, n % 2 != 0),
             Head::Map(n) => (n, false),
-            Head::Nil => (0, false),
+            Head::Nil => {
+                if let Some(aside) = &mut self.aside {
+                    aside.push((id, Aside::Gone));
+                    self.read += 1;
+                    self.last = Some(id);
+                    return Ok(());
+                }
+                (0, false)
+            }
             _ => return Err(Stop::Bad("something other than fields")),
         };
         let mut r = Record {
@@ -327,6 +368,10 @@ impl Index {
         self.read += 1;
         self.last = Some(id);
         if !filter.wants(seen.first_type.map(|t| t.of(bytes))) {
+            self.filtered += 1;
+            if let Some(aside) = &mut self.aside {
+                aside.push((id, Aside::Unwanted));
+            }
             return Ok(());
         }
         r.malformed = if odd {

@@ -26,7 +26,7 @@ use crate::{
 use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     park::Failures,
-    progress::Progress,
+    progress::{Before, Progress},
     resets::RESET,
 };
 
@@ -81,11 +81,26 @@ impl<P: Progress> Lane<P> {
                     away => return away,
                 }
             }
+            let permit = match &self.plan.permits {
+                None => None,
+                Some(permits) => {
+                    let Some(permit) = permits.take(&self.context.interrupt, CALLED | PAUSE) else {
+                        continue; // called away
+                    };
+                    Some(permit)
+                }
+            };
             attempts.made += 1;
+            let before = self.progress.before(start);
             P::about(self, start, attempts.made);
             self.monitor.call_begins(now_ms);
-            let (result, called) = self.call(start);
+            let (result, called) = if self.is_hopeless(before) {
+                refused(start, before)
+            } else {
+                self.call(start)
+            };
             self.monitor.call_ends();
+            drop(permit);
             let bits = self.context.interrupt.bits();
             if bits & (RESET | LOST) != 0 || result.is_err() && !self.plan.fence.holds() {
                 self.count_out(result, &called);
@@ -127,17 +142,18 @@ impl<P: Progress> Lane<P> {
                         action,
                         handed: called.handed,
                         done: called.done,
-                        retried: attempts.retried,
-                        attempts: attempts.parkings,
+                        retried: attempts.retried || before.attempts > 0,
+                        attempts: before.attempts + attempts.parkings,
                         most: self.plan.parking.attempts,
-                        malformed: self.is_about_no_message(&called),
+                        hopeless: self.is_hopeless(before) || self.is_about_no_message(&called),
+                        out_of_place: self.plan.out_of_place,
                     });
                     count(&self.monitor.failures, 1);
                     count(&self.monitor.handled, done as u64);
                     count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
                     start += step.finished;
-                    let failed = (failure, action);
+                    let failed = (failure, action, before);
                     self.carry_out(step, failed, &mut start, total, &mut attempts)
                 }
             };
@@ -222,7 +238,7 @@ impl<P: Progress> Lane<P> {
     fn carry_out(
         &mut self,
         step: Step,
-        (failure, action): (Failure, Option<Action>),
+        (failure, action, before): (Failure, Option<Action>, Before),
         start: &mut usize,
         total: usize,
         attempts: &mut Attempts,
@@ -252,7 +268,7 @@ impl<P: Progress> Lane<P> {
                 self.context.interrupt.sleep(pause, CALLED);
                 Flow::On
             }
-            Then::Park(messages) => {
+            Then::Park(messages) | Then::Later(messages, _) => {
                 let until = clock::now();
                 let failures = Failures {
                     attempts: attempts.parkings,
@@ -262,11 +278,22 @@ impl<P: Progress> Lane<P> {
                     error: &describe(&failure),
                     reason: match action {
                         Some(Action::DeadLetter) => DeadLetterReason::Handler,
+                        _ if self.is_hopeless(before) => DeadLetterReason::Deliveries,
                         _ => DeadLetterReason::Retries,
                     },
                 };
+                let pause = match step.then {
+                    Then::Later(_, pause) => {
+                        Some(pause.unwrap_or_else(|| self.pause_before(before.attempts + 1)))
+                    }
+                    _ => None,
+                };
                 for _ in 0..messages {
-                    match P::park(self, *start, &failures) {
+                    let gone = match pause {
+                        Some(pause) => P::retry_later(self, *start, pause, &failures),
+                        None => P::park(self, *start, &failures),
+                    };
+                    match gone {
                         Flow::On => *start += 1,
                         away => return away,
                     }
@@ -303,6 +330,13 @@ impl<P: Progress> Lane<P> {
         }
     }
 
+    /// Whether a message was given out too often to be handed over once more.
+    #[inline]
+    fn is_hopeless(&self, before: Before) -> bool {
+        let most = self.plan.max_deliveries;
+        most > 0 && before.deliveries >= most
+    }
+
     /// Whether a failure is about a single entry that is no proper message.
     fn is_about_no_message(&self, called: &Called) -> bool {
         let nth = match called.done {
@@ -336,6 +370,7 @@ impl<P: Progress> Lane<P> {
             Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
             Then::TryAgain => "to be handed over again (OnError Park)",
+            Then::Later(..) => "to be handed over again later, behind others",
             Then::Park(_) => "it is to be a dead letter",
             Then::Block => {
                 "BLOCKED: to be handed over again until it succeeds; the position is NOT advanced"
@@ -353,10 +388,16 @@ impl<P: Progress> Lane<P> {
             _ => quiet.permit(),
         };
         let level = match (step.then, held_back) {
-            (Then::GoOn | Then::Block | Then::Retry(_) | Then::TryAgain | Then::Park(_), None) => {
-                log::Level::Debug
-            }
-            (Then::Retry(_) | Then::TryAgain, Some(_)) => log::Level::Warn,
+            (
+                Then::GoOn
+                | Then::Block
+                | Then::Retry(_)
+                | Then::TryAgain
+                | Then::Later(..)
+                | Then::Park(_),
+                None,
+            ) => log::Level::Debug,
+            (Then::Retry(_) | Then::TryAgain | Then::Later(..), Some(_)) => log::Level::Warn,
             _ => log::Level::Error,
         };
         if !log::log_enabled!(level) {
@@ -402,6 +443,23 @@ impl<P: Progress> Lane<P> {
             Err(_) => log::error!("{self}: the handler factory panicked; the old handler stays"),
         }
     }
+}
+
+/// Fails a message without handing it over.
+#[cold]
+fn refused(start: usize, before: Before) -> (HandlerResult, Called) {
+    let what = format!(
+        "it was given out {} times and nobody came back with a result, as of one that ends its process; it is \
+         not handed over any more (MaxDeliveries)",
+        before.deliveries
+    );
+    let called = Called {
+        start,
+        handed: 1,
+        done: None,
+    };
+    let e = Error::new(ErrorKind::Handler, "hand over", what);
+    (Err(e.into()), called)
 }
 
 /// The ids that a failure concerns.

@@ -122,7 +122,7 @@ impl Extent {
     }
 
     /// As [`of_all`](Self::of_all), of one stream, which may not be there.
-    pub(super) fn of(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Self> {
+    pub(crate) fn of(connection: &mut Connection, key: &[u8], timeout: Duration) -> Result<Self> {
         let mut extents = Self::of_all(connection, &[key], timeout)?;
         Ok(extents.pop().flatten().unwrap_or_default())
     }

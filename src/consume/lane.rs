@@ -23,6 +23,7 @@ use crate::{
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
     park::Parking,
+    permits::Permits,
     progress::Progress,
     reader::{Brought, ReadPlan, Reader},
     resets::{RESET, Resets},
@@ -53,6 +54,13 @@ pub(crate) struct Plan {
     pub(crate) on_error: OnError,
     pub(crate) classify: Option<Classify>,
     pub(crate) parking: Parking,
+    /// A message that was given to somebody so often who did not finish it is not handed over any more; 0: it
+    /// always is.
+    pub(crate) max_deliveries: u32,
+    /// Whether a message that is to wait may be handed over out of its place.
+    pub(crate) out_of_place: bool,
+    /// How many handler calls may run at once; `None`: one for each lane.
+    pub(crate) permits: Option<Arc<Permits>>,
     pub(crate) factory: HandlerFactory,
     pub(crate) on_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
     pub(crate) on_gap: Option<GapHook>,
@@ -218,6 +226,8 @@ impl<P: Progress> Lane<P> {
         let end = self.until_it_ends();
         if self.context.interrupt.bits() & LOST != 0 {
             self.progress.forget(); // what is not stored is another's to say by now
+        } else {
+            P::ended(self);
         }
         let untold = self.quiet_skips.held_back();
         if untold > 0 {

@@ -76,7 +76,7 @@ impl<P: Progress> Lane<P> {
     }
 
     /// A message is a dead letter: counts it, and says so. One line a window; the others at debug level.
-    fn parked(
+    pub(crate) fn parked(
         &mut self,
         record: &Record,
         reason: DeadLetterReason,

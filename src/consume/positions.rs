@@ -18,7 +18,7 @@ use super::{
     fenced::Fate,
     lane::{CALLED, Flow, Lane, Plan, Seat},
     park::Failures,
-    progress::Progress,
+    progress::{Before, Progress},
     reader::Brought,
     resets::{LaneResets, Marker},
     store::{PositionStore, Stored},
@@ -101,7 +101,7 @@ impl Progress for Positions {
         }
         let (store, partition) = (&lane.progress.store, lane.context.partition);
         let mut fate = Fate::Stored;
-        let brought = lane.reader.receive(before, store.key(), |answer| {
+        let brought = lane.reader.receive(before, Some(store.key()), |answer| {
             store.fates(answer, 1, |_, f| fate = f)?;
             store.heed(partition, answer);
             match fate {
@@ -137,6 +137,11 @@ impl Progress for Positions {
             return 1; // its position is stored before the next is handed over
         }
         records
+    }
+
+    #[inline]
+    fn before(&self, _: usize) -> Before {
+        Before::default()
     }
 
     #[inline]
@@ -200,6 +205,9 @@ impl Progress for Positions {
         (self.unsaved, self.unsettled) = (None, None);
         self.writer.stored(self.writer.load().version);
     }
+
+    /// The last position is the flusher's to store.
+    fn ended(_: &mut Lane<Self>) {}
 }
 
 impl Lane<Positions> {

@@ -28,6 +28,8 @@ pub(crate) trait Progress: Sized {
     fn passed(lane: &mut Lane<Self>);
     /// Of so many records from `start` on, how many may be handed over by one call.
     fn together(&self, plan: &Plan, start: usize, records: usize) -> usize;
+    /// What befell the record at `start` before it was read here.
+    fn before(&self, start: usize) -> Before;
     /// What is told to the handler of what comes at `start`, which has been handed over so often here.
     fn about(lane: &mut Lane<Self>, start: usize, made: u32);
     /// The handler says, in the middle of its call, that everything up to this one is finished.
@@ -58,4 +60,15 @@ pub(crate) trait Progress: Sized {
     fn waits_for_a_person(&self) -> bool;
     /// What was to be stored is another's to say by now.
     fn forget(&mut self);
+    /// The lane has ended as it was told to, or by its policy.
+    fn ended(lane: &mut Lane<Self>);
+}
+
+/// What befell a message before it was read here.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Before {
+    /// How often it was given to somebody who has not finished it, whatever kept them.
+    pub(crate) deliveries: u32,
+    /// How often it was handed over again, out of its place, because the policy said so.
+    pub(crate) attempts: u32,
 }

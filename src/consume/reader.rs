@@ -34,6 +34,15 @@ pub(crate) struct ReadPlan {
     /// The largest entry taken.
     pub(crate) max_entry_bytes: usize,
     pub(crate) filter: Filter,
+    /// Which consumer group reads, and as which of its members; `None` to read as nobody in particular.
+    pub(crate) group: Option<Member>,
+}
+
+/// A member of a consumer group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Member {
+    pub(crate) group: Box<str>,
+    pub(crate) name: Box<str>,
 }
 
 impl ReadPlan {
@@ -90,9 +99,16 @@ pub(crate) struct Reader {
     arena: Arena,
     index: Index,
     key: Box<[u8]>,
-    /// The constant part of the request, for so many entries and milliseconds.
+    /// The constant part of the request, for so many entries and milliseconds; `None`: it waits for nothing.
     head: Vec<u8>,
-    rendered: (u32, u64),
+    rendered: (u32, Option<u64>),
+    /// Of a group: what comes next is what this member has been given before and not acknowledged, beyond
+    /// the cursor, instead of what nobody has been given.
+    given_before: bool,
+    /// The most entries asked for, where fewer are wanted than a batch has.
+    most: u32,
+    /// The longest that a read waits, where that is less than the plan says.
+    longest: Duration,
     out: Vec<u8>,
     sizing: Sizing,
     /// The last id read.
@@ -118,7 +134,14 @@ impl Reader {
     ) -> Self {
         let sizing = Sizing::new(plan.batch_size, plan.batch_bytes);
         Self {
-            index: Index::with_capacity(plan.batch_size.min(4096) as usize),
+            index: {
+                let index = Index::with_capacity(plan.batch_size.min(4096) as usize);
+                if plan.group.is_some() {
+                    index.keeping_aside()
+                } else {
+                    index
+                }
+            },
             arena: pool.take(),
             sizing,
             plan,
@@ -129,7 +152,10 @@ impl Reader {
             pool,
             key,
             head: Vec::new(),
-            rendered: (0, 0),
+            rendered: (0, None),
+            given_before: false,
+            most: u32::MAX,
+            longest: Duration::MAX,
             out: Vec::with_capacity(512),
             cursor,
             asked: None,
@@ -157,6 +183,11 @@ impl Reader {
         {
             self.disconnect();
         }
+    }
+
+    /// What its connections are called.
+    pub(crate) fn client_name(&self) -> &str {
+        &self.client_name
     }
 
     pub(crate) fn cursor(&self) -> StreamId {
@@ -209,15 +240,39 @@ impl Reader {
         self.broke = false;
     }
 
+    /// Of a group: reads what this member was given before and has not acknowledged, from the first of it,
+    /// so many at a time. When there is no more it [goes on](Self::is_given_before) with what is new.
+    pub(crate) fn begin_with_given(&mut self) {
+        debug_assert!(self.asked.is_none());
+        self.given_before = true;
+        self.cursor = StreamId::MIN;
+    }
+
+    /// Of a group: whether what it reads is what it was given before.
+    pub(crate) fn is_given_before(&self) -> bool {
+        self.given_before
+    }
+
+    /// Asks for so many entries at most, until it is said otherwise.
+    pub(crate) fn at_most(&mut self, entries: u32) {
+        self.most = entries;
+    }
+
+    /// Waits for so long at most for something new, until it is said otherwise.
+    pub(crate) fn wait_at_most(&mut self, longest: Duration) {
+        self.longest = longest;
+    }
+
     /// Asks for what comes after the cursor. Commands in `before` travel in the same write, and their
     /// replies come first. A `brief` request is answered within a second even if there is nothing: for
     /// when it is not known yet whether the server lets itself be read.
     pub(crate) fn request(&mut self, before: &[u8], brief: bool) -> Result<()> {
         debug_assert!(self.asked.is_none());
-        let count = self.sizing.count();
-        let block = self.plan.block.map_or(0, |block| {
+        let count = self.sizing.count().min(self.most);
+        let block = self.plan.block.filter(|_| !self.given_before);
+        let block = block.map(|block| {
             // 0 would wait for ever
-            let block = clock::ceil_ms(block).max(1);
+            let block = clock::ceil_ms(block.min(self.longest)).max(1);
             if brief { block.min(BRIEF_MS) } else { block }
         });
         if self.rendered != (count, block) {
@@ -226,7 +281,11 @@ impl Reader {
         self.out.clear();
         self.out.extend_from_slice(before);
         self.out.extend_from_slice(&self.head);
-        resp::arg(&mut self.out, self.cursor.encode(&mut [0; ID_MAX]));
+        if self.plan.group.is_some() && !self.given_before {
+            resp::arg(&mut self.out, b">");
+        } else {
+            resp::arg(&mut self.out, self.cursor.encode(&mut [0; ID_MAX]));
+        }
         let Some(connection) = &mut self.connection else {
             return Err(Error::new(ErrorKind::Io, "read", "not connected"));
         };
@@ -236,15 +295,26 @@ impl Reader {
         Ok(())
     }
 
-    fn render_head(&mut self, count: u32, block: u64) {
+    fn render_head(&mut self, count: u32, block: Option<u64>) {
         self.rendered = (count, block);
         self.head.clear();
-        resp::command(
-            &mut self.head,
-            if self.plan.block.is_some() { 8 } else { 6 },
-        );
-        resp::arg(&mut self.head, b"XREAD");
-        if self.plan.block.is_some() {
+        let mut words = 6;
+        if block.is_some() {
+            words += 2;
+        }
+        if self.plan.group.is_some() {
+            words += 3;
+        }
+        resp::command(&mut self.head, words);
+        match &self.plan.group {
+            None => resp::arg(&mut self.head, b"XREAD"),
+            Some(member) => {
+                for word in ["XREADGROUP", "GROUP", &member.group, &member.name] {
+                    resp::arg(&mut self.head, word.as_bytes());
+                }
+            }
+        }
+        if let Some(block) = block {
             resp::arg(&mut self.head, b"BLOCK");
             resp::arg_number(&mut self.head, block);
         }
@@ -254,7 +324,7 @@ impl Reader {
         resp::arg(&mut self.head, &self.key);
     }
 
-    /// Receives the replies to `before` commands about `about_key`, then the answer to the request,
+    /// Receives the replies to `before` commands about `about_key`, or about the stream itself, then the answer to the request,
     /// blocking until it is there whole. What the first of those replies says has to be accepted, or the
     /// request is left without an answer. Afterwards [`records`](Self::records) are the messages.
     ///
@@ -264,7 +334,7 @@ impl Reader {
     pub(crate) fn receive(
         &mut self,
         before: usize,
-        about_key: &[u8],
+        about_key: Option<&[u8]>,
         accept: impl FnOnce(&[u8]) -> Result<()>,
     ) -> Result<Brought> {
         self.clear();
@@ -275,16 +345,17 @@ impl Reader {
         }
         self.confirmed = true;
         self.index.clear(at);
+        // What a group is given need not lie beyond what it was given before.
+        let after = if self.plan.group.is_some() && !self.given_before {
+            StreamId::MIN
+        } else {
+            self.cursor
+        };
         let mut began = None;
         loop {
             let progress = self
                 .index
-                .advance(
-                    self.arena.received(),
-                    &self.key,
-                    self.cursor,
-                    &self.plan.filter,
-                )
+                .advance(self.arena.received(), &self.key, after, &self.plan.filter)
                 .map_err(|why| self.not_a_reply(why))?;
             match progress {
                 Progress::Whole(end) if end == self.arena.received().len() => break,
@@ -315,6 +386,7 @@ impl Reader {
         self.sizing.learn(read, bytes);
         self.watch_size(bytes);
         let Some(last) = self.index.last() else {
+            self.given_before = false;
             return Ok(Brought::Nothing);
         };
         self.cursor = last;
@@ -326,6 +398,11 @@ impl Reader {
     /// The messages of the last read.
     pub(crate) fn records(&self) -> &[Record] {
         self.index.records()
+    }
+
+    /// As [`records`](Self::records), with their bytes, to be looked at closely and left out.
+    pub(crate) fn records_mut(&mut self) -> (&[u8], &mut Vec<Record>) {
+        (self.arena.received(), self.index.records_mut())
     }
 
     pub(crate) fn index(&self) -> &Index {
@@ -436,7 +513,7 @@ impl Reader {
     }
 
     /// Receives `n` replies that are not entries; returns where they end, and what the first says.
-    fn skip_replies(&mut self, n: usize, key: &[u8]) -> Result<(usize, Option<Span>)> {
+    fn skip_replies(&mut self, n: usize, key: Option<&[u8]>) -> Result<(usize, Option<Span>)> {
         let (mut at, mut began) = (0, None);
         let (mut refused, mut first) = (None, None);
         for _ in 0..n {
@@ -466,7 +543,9 @@ impl Reader {
                 let text = text.of(self.arena.received());
                 let e = Error::server("store position", text);
                 self.connection.iter().for_each(|c| c.heed(&e));
-                Err(e.on_key(key).at(self.target.endpoint()))
+                Err(e
+                    .on_key(key.unwrap_or(&self.key))
+                    .at(self.target.endpoint()))
             }
         }
     }

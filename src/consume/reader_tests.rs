@@ -57,6 +57,7 @@ fn plan() -> ReadPlan {
         connect_timeout: LONG,
         max_entry_bytes: 64 * MB,
         filter: Filter::default(),
+        group: None,
     }
 }
 
@@ -80,7 +81,7 @@ fn once(reader: &mut Reader) -> Result<Brought> {
     }
     let brought = reader
         .request(&[], false)
-        .and_then(|()| reader.receive(0, b"", |_| Ok(())));
+        .and_then(|()| reader.receive(0, Some(b""), |_| Ok(())));
     if brought.is_err() {
         reader.disconnect();
     }
@@ -276,7 +277,7 @@ fn a_refusal_leaves_the_connection_in_step_unless_more_came_with_it() {
     r.connect().unwrap();
     let ask = |r: &mut Reader| {
         r.request(&[], false)
-            .and_then(|()| r.receive(0, b"", |_| Ok(())))
+            .and_then(|()| r.receive(0, Some(b""), |_| Ok(())))
     };
     let e = ask(&mut r).unwrap_err();
     assert_eq!(
@@ -303,11 +304,11 @@ fn commands_before_a_read_are_answered_before_it() {
     resp::whole(&mut before, &[b"PING"]);
     resp::whole(&mut before, &[b"CLIENT", b"ID"]);
     r.request(&before, false).unwrap();
-    r.receive(2, b"p", |_| Ok(())).unwrap();
+    r.receive(2, Some(b"p"), |_| Ok(())).unwrap();
     assert_eq!(ids(&r), [1]);
     resp::whole(&mut before, &[b"UNHEARD-OF"]);
     r.request(&before, false).unwrap();
-    let e = r.receive(3, b"p", |_| Ok(())).unwrap_err();
+    let e = r.receive(3, Some(b"p"), |_| Ok(())).unwrap_err();
     assert!(
         e.kind() == ErrorKind::Server && e.to_string().contains("UNHEARD-OF"),
         "{e}"
@@ -340,7 +341,7 @@ fn a_read_behind_other_commands_may_wait_as_long_as_any() {
     let mut before = Vec::new();
     resp::whole(&mut before, &[b"PING"]);
     r.request(&before, false).unwrap();
-    r.receive(1, b"p", |_| Ok(())).unwrap();
+    r.receive(1, Some(b"p"), |_| Ok(())).unwrap();
     assert_eq!(ids(&r), [1, 2]);
 }
 

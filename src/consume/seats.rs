@@ -17,18 +17,22 @@ pub(crate) struct Seats {
 }
 
 impl Seats {
-    pub(crate) fn seat(&self, partition: u32) -> Seat {
+    /// A lane that reads another stream than that of a partition, which its connections are called by.
+    pub(crate) fn seat_at(&self, lane: u32, key: &str, name: &str) -> Seat {
         let (topic, consumer) = (&self.topic, &self.consumer);
-        let key = self.keys.stream(topic, partition, self.co_located);
-        let lane = format!("p{partition}");
         Seat {
             topic: Arc::clone(topic),
             consumer: Arc::clone(consumer),
-            partition,
-            key: key.into_bytes().into(),
-            client_name: client_name(&["streams-rd", topic, consumer, &lane, &self.pod]),
+            partition: lane,
+            key: key.as_bytes().into(),
+            client_name: client_name(&["streams-rd", topic, consumer, name, &self.pod]),
             interrupt: Arc::default(),
             monitor: Arc::default(),
         }
+    }
+
+    pub(crate) fn seat(&self, partition: u32) -> Seat {
+        let key = self.keys.stream(&self.topic, partition, self.co_located);
+        self.seat_at(partition, &key, &format!("p{partition}"))
     }
 }

@@ -1,6 +1,7 @@
 //! How a consumer is described.
 
 mod parking;
+mod queue;
 
 use std::{
     error::Error as StdError,
@@ -18,12 +19,12 @@ use super::{
     running::Running,
 };
 use crate::{
-    Action, Batch, BatchHandler, ConsumerSettings, Error, HandlerResult, Instances, Json, Message,
-    MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
+    Action, Batch, BatchHandler, ConsumerSettings, Delivery, Error, HandlerResult, Instances, Json,
+    Message, MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
     TypedBatchHandler, TypedHandler,
     consume::{
-        Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Plan, Resets,
-        Rhythm,
+        Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Permits, Plan,
+        Resets, Rhythm,
     },
     handler::DecodedBy,
     position::Table,
@@ -58,6 +59,9 @@ impl fmt::Debug for HasHandler {
         f.write_str("HasHandler")
     }
 }
+
+/// A message that was given out so often without a result is not handed over any more, in the queue modes.
+const MAX_DELIVERIES: u32 = 20;
 
 /// Where a consumer's settings begin.
 #[derive(Clone, Debug)]
@@ -481,6 +485,7 @@ impl ConsumerBuilder<HasHandler> {
     /// Settings that contradict one another, a consumer of this topic and name that runs in this process
     /// already, a topic that does not fit its settings, or a server that cannot be reached; and
     /// [`ErrorKind::Stopped`](crate::ErrorKind::Stopped) when [`Streams::stop`] was called while it waited.
+    #[expect(clippy::too_many_lines, reason = "a list of what goes where")]
     pub fn start(self) -> Result<Consumer> {
         let ConsumerBuilder {
             streams,
@@ -501,6 +506,7 @@ impl ConsumerBuilder<HasHandler> {
             partitions,
             starts,
             store,
+            group,
             claims,
             patience,
             read_plan,
@@ -520,6 +526,11 @@ impl ConsumerBuilder<HasHandler> {
             on_error: settings.on_error,
             classify,
             parking: parking::of(&settings, park_backoff),
+            max_deliveries: MAX_DELIVERIES,
+            out_of_place: settings.delivery == Delivery::WorkQueue,
+            permits: settings
+                .max_in_flight
+                .map(|calls| Arc::new(Permits::new(calls))),
             factory: handler.0,
             on_start: on_lane_start,
             on_gap,
@@ -541,8 +552,11 @@ impl ConsumerBuilder<HasHandler> {
             stalled: settings.stalled,
             hand_over_when_stalled: settings.hand_over_when_stalled,
             resets: Arc::clone(&resets),
+            group: group.clone(),
+            shares: settings.delivery == Delivery::WorkQueue,
             lanes: Lanes::new(Outfit {
                 plan: Arc::new(plan),
+                retries: group.as_ref().map(|group| group.keys.retries.clone()),
                 seats,
                 on_fail,
                 streams: streams.downgrade(),
@@ -561,7 +575,10 @@ impl ConsumerBuilder<HasHandler> {
             running: Arc::clone(&running),
             streams: streams.clone(),
         };
-        if settings.persist != Persist::None {
+        if let Some(group) = &group {
+            let reached_by = (target, flusher_name);
+            running.spawn_keeper(queue::keeper(&running, group, &settings, reached_by))?;
+        } else if settings.persist != Persist::None {
             let flusher = Flusher::new(
                 running.to_string(),
                 Kept {
@@ -578,6 +595,9 @@ impl ConsumerBuilder<HasHandler> {
         }
         streams.register(&running);
         running.spawn_claiming(patience)?;
+        if group.is_some() {
+            queue::start(&running)?;
+        }
         Ok(consumer)
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     consume::{LOST, PAUSE, Plan, Seat, Seats},
     monitor::Monitor,
     net::STOP,
+    queue::RETRIES,
     streams::WeakStreams,
 };
 
@@ -29,6 +30,18 @@ pub(super) struct Outfit {
     /// A handle of the user's would keep everything alive; a lane must not.
     pub(super) streams: WeakStreams,
     pub(super) seats: Seats,
+    /// The stream that holds what is to be handed over once more, where there is one.
+    pub(super) retries: Option<String>,
+}
+
+impl Outfit {
+    /// The seat of a partition, or of the lane that reads what is to be handed over once more.
+    fn seat(&self, lane: u32) -> Seat {
+        match &self.retries {
+            Some(key) if lane == RETRIES => self.seats.seat_at(lane, key, "retries"),
+            _ => self.seats.seat(lane),
+        }
+    }
 }
 
 /// A lane whose thread runs or has run.
@@ -97,7 +110,7 @@ impl Lanes {
             return Err(Error::new(ErrorKind::Stopped, "start", "the consumer ends"));
         };
         let lane = Arc::new(Lane {
-            seat: outfit.seats.seat(partition),
+            seat: outfit.seat(partition),
             ended,
             leaves: AtomicBool::new(false),
             stood_down: OnceLock::new(),

@@ -127,7 +127,7 @@ impl Consumer {
     /// `None` when there is no such partition.
     pub fn position(&self, partition: u32) -> Option<Snapshot> {
         let lane = self.running.lanes.get(partition)?;
-        Some(self.running.table.load(lane.seat.partition))
+        Some(self.running.position(lane.seat.partition))
     }
 
     /// The partitions that this instance owns now, ascending; they change as instances come and go.
@@ -163,8 +163,20 @@ impl Consumer {
         })?;
         let pause = Interrupt::default();
         loop {
+            if let Some(group) = &running.group {
+                left = self.streams.on_control(by, |connection| {
+                    let mut not_yet = Vec::new();
+                    for (lane, tail, proof) in &left {
+                        let key = &lane.seat.key;
+                        if !group.is_through(connection, key, *tail, by.left())? {
+                            not_yet.push((Arc::clone(lane), *tail, *proof));
+                        }
+                    }
+                    Ok(not_yet)
+                })?;
+            }
             left.retain(|(lane, tail, proof)| {
-                let reached = running.table.load(lane.seat.partition).id >= *tail;
+                let reached = running.position(lane.seat.partition).id >= *tail;
                 !reached && empty_reads(lane) < *proof && running.lanes.keeps(lane)
             });
             let hopeless = left

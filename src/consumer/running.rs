@@ -16,15 +16,18 @@ use parking_lot::Mutex;
 
 use super::{
     Stopped,
-    lanes::{Ended, Lane, Lanes, Outfit, Totals, alive},
+    lanes::{Alive, Ended, Lane, Lanes, Outfit, Totals, alive},
 };
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
-    consume::{self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Positions, Resets, Rhythm, Stored},
+    consume::{
+        self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Plan, Positions, Resets, Rhythm, Seat, Stored,
+    },
     net::{Connection, Interrupt, STOP},
     ownership::{self, Claims, Ownership},
     position::{Snapshot, Table},
     publish::Partitions,
+    queue::{Group, GroupPlan, Keeper, RETRIES},
     streams::NameGuard,
 };
 
@@ -58,6 +61,10 @@ pub(crate) struct Running {
     pub(super) flushed: Arc<Interrupt>,
     /// Where partitions begin of which nothing is stored.
     pub(super) begins: Mutex<Vec<Stored>>,
+    /// Of a consumer that is a group.
+    pub(super) group: Option<Arc<GroupPlan>>,
+    /// Every instance reads every partition: what is claimed is no more than a place among the members.
+    pub(super) shares: bool,
     /// Empty where positions are not stored.
     pub(super) flusher: OnceLock<Ended>,
     /// How this instance comes by its partitions.
@@ -124,6 +131,9 @@ impl Running {
     /// [`ErrorKind::Stopped`] when the partition has a lane, or when the consumer ends; and a thread that
     /// cannot be started.
     pub(crate) fn start_lane(self: &Arc<Self>, partition: u32) -> Result<()> {
+        if let Some(group) = &self.group {
+            return self.start_group_lane(partition, group);
+        }
         let Some(mut writer) = self.table.writer(partition) else {
             let what = format!("partition {partition} of {self} has a lane already");
             return Err(Error::new(ErrorKind::Stopped, "start", what));
@@ -138,16 +148,58 @@ impl Running {
         // Where positions are stored the lane looks for itself.
         let start = start.unwrap_or_default();
         writer.begin(start.id, start.ordinal);
-        let (running, ours) = (Arc::clone(self), Arc::clone(&lane));
         let name = format!("lane{partition}-{}", self.topic);
+        self.spawn_lane(name, lane, outfit, alive, |plan, seat| {
+            consume::Lane::run(plan, seat, Positions::keep(plan, seat, writer))
+        })
+    }
+
+    /// As [`start_lane`](Self::start_lane), where a group keeps what is finished; also of what is no partition.
+    fn start_group_lane(self: &Arc<Self>, number: u32, group: &Arc<GroupPlan>) -> Result<()> {
+        if self.lanes.is_running(number) {
+            let what = format!("partition {number} of {self} has a lane already");
+            return Err(Error::new(ErrorKind::Stopped, "start", what));
+        }
+        let (alive, ended) = alive();
+        let (lane, outfit) = self.lanes.add(number, ended)?;
+        let name = match number {
+            RETRIES => format!("retries-{}", self.topic),
+            partition => format!("lane{partition}-{}", self.topic),
+        };
+        let group = Arc::clone(group);
+        self.spawn_lane(name, lane, outfit, alive, move |plan, seat| {
+            consume::Lane::run(plan, seat, Group::keep(&group, seat))
+        })
+    }
+
+    fn spawn_lane(
+        self: &Arc<Self>,
+        name: String,
+        lane: Arc<Lane>,
+        outfit: Arc<Outfit>,
+        alive: Alive,
+        run: impl FnOnce(&Arc<Plan>, &Seat) -> LaneEnd + Send + 'static,
+    ) -> Result<()> {
+        let (running, ours) = (Arc::clone(self), Arc::clone(&lane));
         let started = self.spawn(name, move || {
-            let keep = Positions::keep(&outfit.plan, &lane.seat, writer);
-            let end = consume::Lane::run(&outfit.plan, &lane.seat, keep);
+            let end = run(&outfit.plan, &lane.seat);
             running.lane_ended(&lane, end, &outfit);
             drop(alive);
             running.let_go(&lane);
         });
         started.inspect_err(|_| self.lanes.withdraw(&ours))
+    }
+
+    /// Looks after what is pending on a thread of its own.
+    pub(super) fn spawn_keeper(self: &Arc<Self>, mut keeper: Keeper) -> Result<()> {
+        let running = Arc::clone(self);
+        let over = move || {
+            running.flush_interrupt.bits() & CLOSING != 0 && running.lanes.all_ended(clock::now())
+        };
+        self.spawn("claims".into(), move || {
+            // The logger is foreign code: its panic must not end this.
+            while catch_unwind(AssertUnwindSafe(|| keeper.run(&over))).is_err() {}
+        })
     }
 
     /// Takes up the partitions that were added to the topic, if any were since it was last asked: they
@@ -165,7 +217,11 @@ impl Running {
         let Some(outfit) = self.lanes.outfit().filter(|_| !added.is_empty()) else {
             return Ok(());
         };
-        let starts = if self.flusher.get().is_some() {
+        let starts = if let Some(group) = &self.group {
+            let seats = added.clone().map(|p| outfit.seats.seat(p).key);
+            group.found_added(connection, added.clone().zip(seats))?;
+            vec![Stored::default(); added.len()]
+        } else if self.flusher.get().is_some() {
             consume::extend(connection, &outfit.plan.store, added.clone(), timeout)?
         } else {
             vec![Stored::default(); added.len()]
@@ -175,6 +231,11 @@ impl Running {
         );
         self.begins.lock().extend(starts);
         self.table.grow(added.end);
+        if self.shares {
+            for partition in added {
+                self.start_lane(partition)?;
+            }
+        }
         self.claims.desk().look_again();
         Ok(())
     }
@@ -365,6 +426,10 @@ impl Running {
             self.flush_interrupt.cut(STOP);
             flusher.by(clock::now() + GRACE);
         }
+        if self.group.is_some() {
+            // Nothing is left to be kept alive.
+            self.flush_interrupt.cut(STOP);
+        }
         let release = clock::now() + GRACE;
         if let Some(claiming) = self.claiming.get().filter(|c| !c.by(release)) {
             // A server that does not answer: the claims end by themselves.
@@ -412,6 +477,14 @@ impl Running {
         self.lanes.all().into_iter().map(|lane| self.status(&lane))
     }
 
+    /// How far a partition is finished; a group has no positions.
+    pub(super) fn position(&self, partition: u32) -> Snapshot {
+        match &self.group {
+            None => self.table.load(partition),
+            Some(_) => Snapshot::default(),
+        }
+    }
+
     pub(super) fn status(&self, lane: &Lane) -> PartitionStatus {
         let seat = &lane.seat;
         let m = &seat.monitor;
@@ -424,7 +497,7 @@ impl Running {
             state: if paused { LaneState::Paused } else { m.state() },
             reason: m.reason(),
             in_state: Duration::from_millis(m.in_state_ms()),
-            position: self.table.load(seat.partition),
+            position: self.position(seat.partition),
             handled: m.handled.load(Ordering::Relaxed),
             skipped: m.skipped.load(Ordering::Relaxed),
             parked: m.parked.load(Ordering::Relaxed),
@@ -444,7 +517,7 @@ impl Running {
 
 impl ownership::Lanes for Arc<Running> {
     fn partitions(&self) -> u32 {
-        self.table.len()
+        if self.shares { 0 } else { self.table.len() }
     }
 
     fn take(&self, partition: u32) -> bool {
@@ -479,7 +552,9 @@ impl ownership::Lanes for Arc<Running> {
     }
 
     fn running(&self) -> BTreeSet<u32> {
-        self.lanes.those(|lane| !lane.has_ended())
+        let is_claimed = |lane: &Arc<Lane>| !self.shares && lane.seat.partition != RETRIES;
+        self.lanes
+            .those(|lane| is_claimed(lane) && !lane.has_ended())
     }
 
     fn occupied(&self) -> BTreeSet<u32> {

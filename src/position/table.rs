@@ -36,7 +36,7 @@ pub(crate) struct Table {
 }
 
 /// A partition's position at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// Everything up to this id is finished.

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ConsumerSettings, Instances, OnError, Persist, ProducerSettings, ReadMode, Settings, StartFrom,
-    TopicSettings, Trim,
+    ConsumerSettings, Delivery, Instances, OnError, Persist, ProducerSettings, ReadMode, Settings,
+    StartFrom, TopicSettings, Trim,
     key::{Key, Section},
     problem::{Problems, not_allowed, printable},
 };
@@ -128,6 +128,7 @@ fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
     check_persist(at, c, problems);
     check_instances(at, c, problems);
     check_parking(at, c, problems);
+    check_delivery(at, c, problems);
     for (key, mode) in [
         ("MaxIdleDelayMs", ReadMode::Poll),
         ("BlockMs", ReadMode::Block),
@@ -295,6 +296,80 @@ fn check_parking(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
                 "the longest pause, {:?}, is shorter than the first, {:?}; make it at least as long",
                 c.park_backoff_max, c.park_backoff_base
             ),
+        );
+    }
+}
+
+/// What belongs to a mode of delivery has no meaning in another.
+fn check_delivery(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
+    const ORDERED: [&str; 5] = [
+        "Persist",
+        "PositionAhead",
+        "Backpressure:Enabled",
+        "Backpressure:Capacity",
+        "Instances:Mode",
+    ];
+    const QUEUES: [&str; 3] = ["Claim:IdleMs", "Claim:IntervalMs", "AckDelete"];
+    const SHARED_OUT: [&str; 6] = [
+        "Instances:MaxPartitions",
+        "Instances:PartitionModulo",
+        "Instances:PartitionRemainder",
+        "Instances:Count",
+        "Instances:Index",
+        "HandOverWhenStalled",
+    ];
+    let (others, needs): (&[&str], _) = if c.delivery.is_queue() {
+        (&ORDERED, "Ordered")
+    } else {
+        (&QUEUES, "WorkQueue or LeasedQueue")
+    };
+    for key in others.iter().filter(|key| c.is_set(key)) {
+        if *key == "Instances:Mode" && c.instances == Instances::Lease {
+            continue;
+        }
+        problems.contradict(
+            at,
+            &[key, "Delivery"],
+            &format!("has no effect unless Delivery is {needs}; remove it or change Delivery"),
+        );
+    }
+    if c.delivery == Delivery::WorkQueue {
+        for key in SHARED_OUT.iter().filter(|key| c.is_set(key)) {
+            problems.contradict(
+                at,
+                &[key, "Delivery"],
+                "has no effect under Delivery WorkQueue, where every instance reads every partition; \
+                 remove it, or use LeasedQueue",
+            );
+        }
+    }
+    if c.on_error == OnError::Retry && !c.delivery.is_queue() {
+        problems.contradict(
+            at,
+            &["OnError", "Delivery"],
+            "is Retry, which hands messages over behind others, and Delivery Ordered keeps their order; use \
+             Park, or Delivery WorkQueue",
+        );
+    }
+    for key in [
+        "Retry:Attempts",
+        "Retry:BackoffBaseMs",
+        "Retry:BackoffMaxMs",
+        "Retry:JitterPercent",
+    ] {
+        if c.is_set(key) && c.on_error != OnError::Retry {
+            problems.contradict(
+                at,
+                &[key, "OnError"],
+                "has no effect unless OnError is Retry; remove it or change OnError",
+            );
+        }
+    }
+    if c.retry_backoff_max < c.retry_backoff_base {
+        problems.contradict(
+            at,
+            &["Retry:BackoffMaxMs", "Retry:BackoffBaseMs"],
+            "is shorter than the first pause; raise it or lower Retry:BackoffBaseMs",
         );
     }
 }

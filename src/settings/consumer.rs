@@ -66,9 +66,28 @@ section! {
         /// How long a lane looks for an answer without sleeping before it waits, under `Block`.
         /// It buys latency with a whole core; 0 is off.
         spin: Duration = Duration::ZERO, "SpinMicros", micros(0, 1_000_000);
+        /// How messages are delivered: `Ordered` by one owner of each partition, in order; `WorkQueue` to
+        /// whichever instance is free, each message for itself; `LeasedQueue` by one owner of each partition
+        /// that acknowledges each message for itself.
+        delivery: Delivery = Delivery::Ordered, "Delivery", choice::<Delivery>();
+        /// In the queue modes: from when on a message is given to another member that nobody gave a sign of. A
+        /// handler that runs gives signs of it, however long it does.
+        claim_idle: Duration = Duration::from_mins(5), "Claim:IdleMs", millis(100, 86_400_000);
+        /// In the queue modes: how often such messages are looked for.
+        claim_interval: Duration = Duration::from_secs(30), "Claim:IntervalMs",
+            millis(50, 3_600_000);
+        /// How many handler calls of this consumer may run at once in this process, whatever the number of
+        /// partitions. Unset: one for each partition.
+        max_in_flight: Option<u32> = None, "MaxInFlight", Opt(Whole("calls", 1, 65_536)),
+            set(calls: u32) Some(calls);
+        /// In the queue modes: whether messages are deleted once they are finished: `None` leaves that to
+        /// trimming; `Immediate` deletes each when it is acknowledged, and is for topics that nobody else
+        /// reads.
+        ack_delete: AckDelete = AckDelete::None, "AckDelete", choice::<AckDelete>();
         /// What an ordinary failure of the handler does: `BestEffort` skips the message,
         /// `StopPartition` stops its partition, `Fail` ends the consumer, `Park` hands the message over
-        /// again, in its place, and then makes it a dead letter.
+        /// again, in its place, and then makes it a dead letter; `Retry`, in the queue modes, hands it over
+        /// again later and behind others, and then makes it a dead letter.
         on_error: OnError = OnError::BestEffort, "OnError", choice::<OnError>();
         /// How often a message that failed is handed over again, under `Park`, before it becomes a dead
         /// letter. 0: at its first failure.
@@ -81,6 +100,16 @@ section! {
             millis(0, 86_400_000);
         /// By how much of itself each pause is lengthened at most, at random.
         park_jitter: u32 = 25, "Park:JitterPercent", Whole("percent", 0, 100);
+        /// How often a message that failed is handed over again, under `Retry`, before it becomes a dead letter.
+        retry_attempts: u32 = 5, "Retry:Attempts", Whole("attempts", 0, 1_000_000);
+        /// The pause before the first of these attempts; it doubles from one to the next.
+        retry_backoff_base: Duration = Duration::from_secs(1), "Retry:BackoffBaseMs",
+            millis(0, 86_400_000);
+        /// The longest of these pauses, lengthening aside.
+        retry_backoff_max: Duration = Duration::from_mins(1), "Retry:BackoffMaxMs",
+            millis(0, 86_400_000);
+        /// By how much of itself each of these pauses is lengthened at most, at random.
+        retry_jitter: u32 = 25, "Retry:JitterPercent", Whole("percent", 0, 100);
         /// About how many dead letters are kept, the newest: the others are deleted when one is added.
         dead_letters_max_len: u64 = 100_000, "DeadLetters:MaxLen",
             Whole("messages", 1, 1_000_000_000);
@@ -198,6 +227,36 @@ choices! {
 }
 
 choices! {
+    /// How the messages of a topic are delivered to the instances of a consumer.
+    pub enum Delivery {
+        /// Each partition has one owner, who handles its messages in order and keeps a position.
+        Ordered,
+        /// Every instance reads every partition; each message goes to one of them, and is acknowledged for
+        /// itself. There is no order.
+        WorkQueue,
+        /// Each partition has one owner, who acknowledges each message for itself.
+        LeasedQueue,
+    }
+}
+
+impl Delivery {
+    /// Whether a consumer group keeps what is finished.
+    pub(crate) fn is_queue(self) -> bool {
+        self != Self::Ordered
+    }
+}
+
+choices! {
+    /// Whether finished messages are deleted.
+    pub enum AckDelete {
+        /// They stay until the topic is trimmed.
+        None,
+        /// Each is deleted when it is acknowledged: for topics that nobody else reads.
+        Immediate,
+    }
+}
+
+choices! {
     /// Where a consumer begins.
     pub enum StartFrom {
         /// At the stored position.
@@ -266,5 +325,8 @@ choices! {
         /// The message is handed over again up to `Park:Attempts` times, in its place and with growing
         /// pauses, while the partition waits; then it becomes a dead letter, and the partition goes on.
         Park,
+        /// In the queue modes: the message is put aside, and handed over again up to `Retry:Attempts` times
+        /// after growing pauses, behind whatever came meanwhile; then it becomes a dead letter.
+        Retry,
     }
 }

@@ -29,7 +29,6 @@ const REFUSED: &[Refused] = &[
     later(Place::Topics, "RetentionSeconds", &[]),
     later(Place::Topics, "BackgroundTrimIntervalSeconds", &["0"]),
     later(Place::Topics, "ClampReleaseThreshold", &[]),
-    later(Place::Consumers, "Delivery", &["Ordered"]),
     later(Place::Consumers, "UseConsumerGroup", &["false"]),
     Refused {
         place: Place::Consumers,

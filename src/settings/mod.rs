@@ -18,7 +18,8 @@ mod source;
 mod topic;
 
 pub use consumer::{
-    ConsumerSettings, Instances, OnError, Persist, PositionAhead, ReadMode, StartFrom,
+    AckDelete, ConsumerSettings, Delivery, Instances, OnError, Persist, PositionAhead, ReadMode,
+    StartFrom,
 };
 pub use producer::ProducerSettings;
 pub use root::Settings;

@@ -6,12 +6,14 @@ use parking_lot::Mutex;
 
 use super::{Inner, Streams, ambient};
 use crate::{
-    ConsumerSettings, Error, ErrorKind, Instances, Persist, ReadMode, Result, Settings,
+    ConsumerSettings, Delivery, Error, ErrorKind, Instances, Persist, ReadMode, Result, Settings,
+    StartFrom, StreamId,
     batch::{ArenaPool, Filter},
-    consume::{Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, resolve},
+    consume::{Member, Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, resolve},
     net::{Connection, Deadline, Target},
     ownership::{Claims, Contention, Lease, Place, Roll, Terms},
     publish::{Partitions, Role, Subject, ensure},
+    queue::{Birth, GroupKeys, GroupPlan, Lanes, member_of},
     wire::{Claimant, check_consumer, check_topic, client_name},
 };
 
@@ -23,6 +25,8 @@ pub(crate) struct Prepared {
     pub(crate) partitions: Arc<Partitions>,
     pub(crate) starts: Vec<Stored>,
     pub(crate) store: PositionStore,
+    /// Of a consumer that is a group: what its lanes have in common.
+    pub(crate) group: Option<Arc<GroupPlan>>,
     /// The claims to be made.
     pub(crate) claims: Claims,
     /// How long a start waits for the first of them.
@@ -49,9 +53,22 @@ impl Streams {
             .topics
             .partitions(&topic, &inner.settings.topic(&topic));
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
-        let starts = self.when_ready(|c| self.settle(c, &settings, &consumer, &mut store))?;
-        partitions.learn(starts.len() as u32);
         let claims = self.claims(&settings, &consumer);
+        let group = settings
+            .delivery
+            .is_queue()
+            .then(|| self.group(&settings, &consumer, &claims));
+        let group = group.transpose()?.map(Arc::new);
+        let starts = self.when_ready(|c| {
+            let streams = self.ensure(c, &settings, &consumer)?;
+            let timeout = self.connect_timeout();
+            store.keep_to(c, settings.delivery, timeout)?;
+            match &group {
+                None => self.settle(c, &streams, &settings, &consumer, &mut store),
+                Some(group) => group.found_all(c, &streams),
+            }
+        })?;
+        partitions.learn(starts.len() as u32);
         let store = store.under(&claims);
         let read_plan = ReadPlan {
             batch_size: settings.batch_size,
@@ -62,6 +79,7 @@ impl Streams {
             connect_timeout: self.connect_timeout(),
             max_entry_bytes: inner.settings.max_message_bytes as usize,
             filter: Filter::new(settings.filter.iter().map(String::as_str)),
+            group: group.as_ref().map(|group| group.member.clone()),
         };
         Ok(Prepared {
             pool: ArenaPool::new(read_plan.arena_bytes()),
@@ -77,6 +95,7 @@ impl Streams {
             partitions,
             starts,
             store,
+            group,
             claims,
             patience: 2 * self.connect_timeout(),
             target: Arc::clone(&inner.target),
@@ -120,29 +139,83 @@ impl Streams {
         Claims::Static(Arc::new(Roll::new(terms, place, contention, claimant)))
     }
 
-    fn settle(
+    /// What the lanes of a consumer have in common that is a group.
+    fn group(&self, c: &ConsumerSettings, consumer: &str, claims: &Claims) -> Result<GroupPlan> {
+        let inner = &*self.inner;
+        if !inner.settings.topic(&c.topic).co_locate_partitions {
+            let what = format!(
+                "Delivery {:?} needs a topic whose partitions lie together: set CoLocatePartitions of topic \
+                 {:?} to true",
+                c.delivery, c.topic
+            );
+            return Err(Error::new(ErrorKind::Config, "start", what));
+        }
+        let lease = claims.lease().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Config,
+                "start",
+                "queues need Instances:Mode Lease",
+            )
+        })?;
+        let member = Member {
+            group: consumer.into(),
+            name: member_of(lease.claimant()).into(),
+        };
+        let from = match c.start_from {
+            StartFrom::Stored => c.start_from_when_missing,
+            from => from,
+        };
+        let birth = match (from, c.start_from_date) {
+            (StartFrom::Now, _) => Birth::Tail,
+            (StartFrom::Date, Some(date)) => Birth::After(StreamId::starting_at(date).before()),
+            _ => Birth::After(StreamId::MIN),
+        };
+        Ok(GroupPlan {
+            member,
+            lease: (c.delivery == Delivery::LeasedQueue).then(|| Arc::clone(lease)),
+            birth,
+            ack_delete: c.ack_delete,
+            ack_interval: c.persist_interval,
+            keys: GroupKeys::new(&inner.keys, &c.topic, consumer),
+            lanes: Lanes::default(),
+            marks: Mutex::default(),
+            timeout: self.connect_timeout(),
+        })
+    }
+
+    fn ensure(
         &self,
         c: &mut Connection,
         settings: &ConsumerSettings,
         consumer: &str,
-        store: &mut PositionStore,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Vec<Box<[u8]>>> {
         let Inner {
             keys,
-            instance,
             settings: all,
             ..
         } = &*self.inner;
-        let (name, timeout) = (&settings.topic, self.connect_timeout());
+        let name = &settings.topic;
         let topic = Subject {
             keys,
             name,
             settings: &all.topic(name),
         };
         let role = Role::Consumer(consumer);
-        let streams = ensure(c, topic, role, Deadline::after(timeout))?;
+        ensure(c, topic, role, Deadline::after(self.connect_timeout()))
+    }
+
+    fn settle(
+        &self,
+        c: &mut Connection,
+        streams: &[Box<[u8]>],
+        settings: &ConsumerSettings,
+        consumer: &str,
+        store: &mut PositionStore,
+    ) -> Result<Vec<Stored>> {
+        let Inner { keys, instance, .. } = &*self.inner;
+        let (name, timeout) = (&settings.topic, self.connect_timeout());
         let places = Places {
-            streams: &streams,
+            streams,
             ownership: &keys.ownership(name, consumer),
             expiries: &keys.expiries(name, consumer),
             instance: *instance,

@@ -38,7 +38,7 @@ fn split_with(text: &[u8], join: impl Fn(u64, u64, u64) -> Option<u64>) -> Optio
 
 /// The number that all of `text` spells, by the rules of [`split`].
 #[inline]
-pub(super) fn parse(text: &[u8]) -> Option<u64> {
+pub(crate) fn parse(text: &[u8]) -> Option<u64> {
     let (n, rest) = split(text)?;
     rest.is_empty().then_some(n)
 }

@@ -83,6 +83,21 @@ impl Keys {
         format!("{}d:{{{topic}}}:{consumer}{META}", self.prefix)
     }
 
+    /// What a consumer in a group is to be handed once more, and what was replayed for it: a stream.
+    pub(crate) fn retries(&self, topic: &str, consumer: &str) -> String {
+        format!("{}rt:{{{topic}}}:{consumer}", self.prefix)
+    }
+
+    /// When that is to be: a sorted set of the ids of [items](Self::retry_items).
+    pub(crate) fn retry_bucket(&self, topic: &str, consumer: &str) -> String {
+        format!("{}r:{{{topic}}}:{consumer}", self.prefix)
+    }
+
+    /// What is to be handed over once more when it is due: a hash.
+    pub(crate) fn retry_items(&self, topic: &str, consumer: &str) -> String {
+        format!("{}ri:{{{topic}}}:{consumer}", self.prefix)
+    }
+
     /// What the marker of a dedupe id begins with; the id follows. `tag` puts it into a slot of a
     /// cluster: the topic's name beside all its keys, or a stream's whole key beside that stream.
     pub(crate) fn once(&self, tag: &str) -> String {
@@ -187,6 +202,15 @@ mod tests {
         assert_eq!(
             keys.dead_letters_meta("orders", "billing"),
             "re:d:{orders}:billing:meta"
+        );
+        assert_eq!(keys.retries("orders", "billing"), "re:rt:{orders}:billing");
+        assert_eq!(
+            keys.retry_bucket("orders", "billing"),
+            "re:r:{orders}:billing"
+        );
+        assert_eq!(
+            keys.retry_items("orders", "billing"),
+            "re:ri:{orders}:billing"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
         assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");

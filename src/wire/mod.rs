@@ -5,7 +5,7 @@
 //! buffers of the caller.
 
 mod claim;
-mod decimal;
+pub(crate) mod decimal;
 mod entry;
 mod headers;
 mod id;

@@ -35,6 +35,7 @@ mod outcomes;
 mod parking;
 mod positions;
 mod publishing;
+mod queues;
 mod reading;
 mod refusals;
 mod replaying;

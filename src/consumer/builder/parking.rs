@@ -44,11 +44,26 @@ impl<H> ConsumerBuilder<H> {
 
 /// How a consumer parks messages.
 pub(super) fn of(settings: &ConsumerSettings, backoff: Option<Backoff>) -> Parking {
+    let s = settings;
+    let (attempts, base, most, jitter) = match settings.on_error {
+        OnError::Retry => (
+            s.retry_attempts,
+            s.retry_backoff_base,
+            s.retry_backoff_max,
+            s.retry_jitter,
+        ),
+        _ => (
+            s.park_attempts,
+            s.park_backoff_base,
+            s.park_backoff_max,
+            s.park_jitter,
+        ),
+    };
     Parking {
-        attempts: settings.park_attempts,
-        base: settings.park_backoff_base,
-        most: settings.park_backoff_max,
-        jitter: settings.park_jitter,
+        attempts,
+        base,
+        most,
+        jitter,
         backoff,
         keep: (settings.dead_letters_max_len, settings.dead_letters_max_age),
     }

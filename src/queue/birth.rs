@@ -1,0 +1,267 @@
+//! Where a group begins, and where it begins again when it was lost.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    Result, StreamId,
+    consume::{Extent, Stored},
+    error::Error,
+    net::Connection,
+};
+
+use super::plan::GroupPlan;
+
+/// Where groups begin that there is no mark of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Birth {
+    /// Behind what is there when it is made.
+    Tail,
+    /// Behind this id.
+    After(StreamId),
+}
+
+impl Birth {
+    fn text(self) -> String {
+        match self {
+            Self::Tail => "$".into(),
+            Self::After(id) => id.to_string(),
+        }
+    }
+}
+
+/// How far a group was when that was written down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mark {
+    /// The first that was delivered and not acknowledged.
+    pub(super) pending: Option<StreamId>,
+    /// The last that was delivered.
+    pub(super) delivered: StreamId,
+}
+
+impl Mark {
+    /// As [`MARK`](super::scripts::MARK) writes it.
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let blank = text.iter().position(|b| *b == b' ')?;
+        let (pending, delivered) = (&text[..blank], &text[blank + 1..]);
+        Some(Self {
+            pending: match pending {
+                b"" => None,
+                id => Some(StreamId::parse(id)?),
+            },
+            delivered: StreamId::parse(delivered)?,
+        })
+    }
+
+    /// Everything up to here is finished.
+    pub(super) fn finished(self) -> StreamId {
+        match self.pending {
+            Some(first) if first <= self.delivered => first.before(),
+            _ => self.delivered,
+        }
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pending {
+            Some(first) => write!(
+                f,
+                "the first pending was {first}, the last delivered {}",
+                self.delivered
+            ),
+            None => write!(
+                f,
+                "nothing was pending, and the last delivered was {}",
+                self.delivered
+            ),
+        }
+    }
+}
+
+/// The field of the hash of diagnostics that holds the mark of a lane.
+pub(super) fn mark_field(lane: u32) -> String {
+    match super::RETRIES {
+        retries if retries == lane => "retries:group".into(),
+        _ => format!("{lane}:group"),
+    }
+}
+
+/// Makes a group where there is none; the stream, too. True when there was none. Blocks for a round trip.
+pub(crate) fn found(
+    connection: &mut Connection,
+    stream: &[u8],
+    group: &str,
+    birth: Birth,
+    timeout: Duration,
+) -> Result<bool> {
+    let mut cmd = redis::cmd("XGROUP");
+    cmd.arg("CREATE")
+        .arg(stream)
+        .arg(group)
+        .arg(birth.text())
+        .arg("MKSTREAM");
+    match connection.call(&cmd, timeout) {
+        Ok(_) => Ok(true),
+        Err(e) if e.server_code() == Some("BUSYGROUP") => Ok(false),
+        Err(e) => Err(e.during("make the consumer group").on_key(stream)),
+    }
+}
+
+impl GroupPlan {
+    /// Makes the group on every stream where there is none, that of retries included. Where it was once it is
+    /// made where it was. Blocks for a few round trips for each.
+    pub(crate) fn found_all(
+        &self,
+        connection: &mut Connection,
+        streams: &[Box<[u8]>],
+    ) -> Result<Vec<Stored>> {
+        let all = (0..).zip(streams.iter().map(|s| &**s));
+        for (lane, stream) in all.chain([(super::RETRIES, self.keys.retries.as_bytes())]) {
+            if let Some(Reborn {
+                after,
+                why,
+                mark: Some(mark),
+            }) = again(connection, self, lane, stream)?
+            {
+                log::error!(
+                    "{}: the consumer group {:?} was LOST while nobody was there, and was made again after {after}, \
+                     {why}; when it was last looked at {mark}",
+                    stream.escape_ascii(),
+                    self.member.group,
+                );
+            }
+        }
+        Ok(vec![Stored::default(); streams.len()])
+    }
+
+    /// Makes the group on streams that were added to a topic: nothing that was ever in them may be missed.
+    pub(crate) fn found_added(
+        &self,
+        connection: &mut Connection,
+        added: impl Iterator<Item = (u32, Box<[u8]>)>,
+    ) -> Result<()> {
+        for (_, stream) in added {
+            found(
+                connection,
+                &stream,
+                &self.member.group,
+                Birth::After(StreamId::MIN),
+                self.timeout,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A group that was made again.
+pub(super) struct Reborn {
+    /// What is delivered next comes after this.
+    pub(super) after: String,
+    pub(super) why: &'static str,
+    /// How far it was.
+    pub(super) mark: Option<Mark>,
+}
+
+/// Makes the group of a lane's stream where there is none: where it was as far as anybody knows, the
+/// smallest of what is known; so nothing is passed over, and what was finished behind it is handed over
+/// again. `None` when there is one. Blocks for a few round trips.
+pub(super) fn again(
+    connection: &mut Connection,
+    plan: &GroupPlan,
+    lane: u32,
+    stream: &[u8],
+) -> Result<Option<Reborn>> {
+    let mut stored = redis::cmd("HGET");
+    stored.arg(&plan.keys.meta).arg(mark_field(lane));
+    let stored: Option<Vec<u8>> = connection.ask(&stored, plan.timeout)?;
+    let stored = stored.and_then(|text| Mark::parse(&text));
+    let seen = plan.marks.lock().get(&lane).copied();
+    let mark = [stored, seen]
+        .into_iter()
+        .flatten()
+        .min_by_key(|m| m.finished());
+    let fresh = match lane {
+        super::RETRIES => Birth::After(StreamId::MIN),
+        _ => plan.birth,
+    };
+    let (mut birth, mut why) = match mark {
+        Some(mark) => (Birth::After(mark.finished()), "as far as it was finished"),
+        None => (fresh, "where StartFrom says, since nothing else is known"),
+    };
+    if !found(connection, stream, &plan.member.group, birth, plan.timeout)? {
+        return Ok(None);
+    }
+    let extent = Extent::of(connection, stream, plan.timeout)?;
+    if let Birth::After(id) = birth
+        && id > extent.last
+    {
+        // The stream is another one, whose ids have begun anew.
+        birth = Birth::After(StreamId::MIN);
+        why = "at the beginning, since the stream is another one";
+        let mut set = redis::cmd("XGROUP");
+        set.arg("SETID")
+            .arg(stream)
+            .arg(&*plan.member.group)
+            .arg(birth.text());
+        connection.call(&set, plan.timeout)?;
+    }
+    Ok(Some(Reborn {
+        after: birth.text(),
+        why,
+        mark,
+    }))
+}
+
+/// Whether a refusal says that the group is gone, or the stream with it: however the server puts it.
+pub(super) fn is_gone(e: &Error) -> bool {
+    matches!(e.server_code(), Some("NOGROUP" | "UNBLOCKED"))
+        || e.server_code() == Some("ERR") && e.message().contains("no such key")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_says_up_to_where_everything_is_finished() {
+        let id = StreamId::new;
+        for (text, finished) in [
+            (&b" 0-0"[..], Some(id(0, 0))),
+            (b" 5-3", Some(id(5, 3))),
+            (b"4-0 5-3", Some(id(3, u64::MAX))),
+            (b"5-3 5-3", Some(id(5, 2))),
+            // a claim may leave what is older than a group that was moved back
+            (b"9-0 5-3", Some(id(5, 3))),
+            (b"5-3", None),
+            (b"x 5-3", None),
+            (b"4-0 ", None),
+            (b"", None),
+        ] {
+            let mark = Mark::parse(text);
+            assert_eq!(
+                mark.map(Mark::finished),
+                finished,
+                "{}",
+                text.escape_ascii()
+            );
+        }
+    }
+
+    #[test]
+    fn a_group_that_is_gone_is_known_by_whatever_the_server_says() {
+        for (text, gone) in [
+            ("NOGROUP No such key 's' or consumer group 'g'", true),
+            ("UNBLOCKED the stream key no longer exists", true),
+            ("ERR no such key", true),
+            ("WRONGTYPE Operation against a key", false),
+            ("ERR syntax error", false),
+            ("LOADING", false),
+        ] {
+            assert_eq!(
+                is_gone(&Error::server("read", text.as_bytes())),
+                gone,
+                "{text}"
+            );
+        }
+    }
+}

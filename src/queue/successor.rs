@@ -1,0 +1,204 @@
+//! What becomes of a message that failed: a dead letter, or an item of the delay bucket. Each is written by the
+//! script that acknowledges the entry.
+
+use std::time::Duration;
+
+use crate::{
+    Message, Result, StreamId,
+    batch::Record,
+    clock,
+    consume::{Failures, Lane},
+    error::{Error, ErrorKind},
+    net::{
+        Connection, Inbox, resp,
+        script::{Form, Script, by_hash_first},
+    },
+    wire::{DeadLetterReason, ID_MAX, Letter, MOST_FIELDS},
+};
+
+use super::{
+    group::{Group, Known},
+    origin::Origin,
+    scripts::{PARK, RETRY},
+};
+
+/// What became of an entry.
+pub(super) enum Fate {
+    /// It has its successor. Of a dead letter its id.
+    Done(Option<StreamId>),
+    /// It was not ours any more.
+    Anothers,
+}
+
+/// The successor of one entry, ready to be written.
+struct Successor {
+    script: &'static Script,
+    keys: Vec<String>,
+    args: Vec<Vec<u8>>,
+}
+
+impl Lane<Group> {
+    /// One attempt to make a record a dead letter.
+    pub(super) fn try_park(
+        &mut self,
+        index: usize,
+        reason: DeadLetterReason,
+        failures: &Failures<'_>,
+    ) -> Result<Fate> {
+        let record = self.reader.records()[index];
+        let Known {
+            entry,
+            origin,
+            before,
+        } = self.progress.known(index, &record);
+        let deliveries = before + failures.deliveries;
+        let plan = &self.progress.plan;
+        let fields = self.fields_of(&record);
+        let letter = Letter {
+            topic: &self.context.topic,
+            partition: origin.partition,
+            first: origin.first,
+            last: entry,
+            attempts: origin.attempts + failures.attempts,
+            deliveries: origin.attempts + deliveries,
+            error: failures.error,
+            consumer: &self.context.consumer,
+            reason,
+            omitted: (record.pairs as usize).saturating_sub(fields.len()),
+        };
+        let (most, age) = self.plan.parking.keep;
+        let until = clock::now().duration_since(failures.until);
+        let since = match origin.since_ms {
+            0 => clock::now().duration_since(failures.since),
+            ms => Duration::from_millis(clock::unix_ms(clock::wall()).saturating_sub(ms)),
+        };
+        let text = |n: u128| n.to_string().into_bytes();
+        let mut args = vec![
+            entry.to_string().into_bytes(),
+            text(u128::from(most)),
+            text(age.as_millis()),
+            text(since.as_millis()),
+            text(until.as_millis()),
+            text(letter.own() as u128),
+        ];
+        for (name, value) in letter.pairs() {
+            args.push(name.into());
+            args.push(value.into_bytes());
+        }
+        args.extend(fields.into_iter().flat_map(|(n, v)| [n, v]));
+        let keys = vec![plan.keys.letters.clone()];
+        let script = &PARK;
+        self.write(&Successor { script, keys, args })
+    }
+
+    /// One attempt to have a record handed over again after `pause`.
+    pub(super) fn try_retry(
+        &mut self,
+        index: usize,
+        pause: Duration,
+        failures: &Failures<'_>,
+    ) -> Result<Fate> {
+        let record = self.reader.records()[index];
+        let Known { entry, origin, .. } = self.progress.known(index, &record);
+        let since_ms = match origin.since_ms {
+            0 => {
+                clock::unix_ms(clock::wall())
+                    - clock::now().duration_since(failures.since).as_millis() as u64
+            }
+            ms => ms,
+        };
+        let origin = Origin {
+            since_ms,
+            attempts: origin.attempts + 1,
+            ..origin
+        };
+        let plan = &self.progress.plan;
+        let item = format!("{}-{}-{entry}", origin.partition, origin.attempts);
+        let mut args = vec![
+            entry.to_string().into_bytes(),
+            item.into_bytes(),
+            pause.as_millis().to_string().into_bytes(),
+        ];
+        for (name, value) in origin.pairs() {
+            args.push(name.into());
+            args.push(value.into_bytes());
+        }
+        args.extend(
+            self.fields_of(&record)
+                .into_iter()
+                .flat_map(|(n, v)| [n, v]),
+        );
+        let keys = vec![plan.keys.bucket.clone(), plan.keys.items.clone()];
+        let script = &RETRY;
+        self.write(&Successor { script, keys, args })
+    }
+
+    /// The fields of a message, as many as a script takes.
+    fn fields_of(&self, record: &Record) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let message = Message::new(self.reader.bytes(), record, &self.context);
+        let own = |(name, value): (&[u8], &[u8])| (name.to_vec(), value.to_vec());
+        message.fields().take(MOST_FIELDS).map(own).collect()
+    }
+
+    fn write(&mut self, successor: &Successor) -> Result<Fate> {
+        self.connect()?;
+        let Self {
+            progress,
+            reader,
+            inbox,
+            plan,
+            ..
+        } = self;
+        let key = reader.key().to_vec();
+        let Some(connection) = reader.connection() else {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "write a successor",
+                "not connected",
+            ));
+        };
+        let patience = plan.read.slack;
+        let answer = by_hash_first(|form| {
+            progress.exchange((connection, inbox), form, successor, &key, patience)
+        });
+        answer.map_err(|e| {
+            let keys: Vec<&str> = successor.keys.iter().map(String::as_str).collect();
+            let e = successor.script.saying_what_to_grant(e, &keys);
+            e.on_key(keys[0].as_bytes()).at(plan.target.endpoint())
+        })
+    }
+}
+
+impl Group {
+    fn exchange(
+        &self,
+        (connection, inbox): (&mut Connection, &mut Inbox),
+        form: Form,
+        successor: &Successor,
+        stream: &[u8],
+        patience: Duration,
+    ) -> Result<Fate> {
+        let Successor { script, keys, args } = successor;
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut out = Vec::with_capacity(args.iter().map(|a| a.len() + 16).sum::<usize>() + 512);
+        let of = (self.source, stream);
+        self.plan
+            .begin((script, form), &mut out, of, &keys, args.len());
+        for arg in args {
+            resp::arg(&mut out, arg);
+        }
+        let mut fate = None;
+        inbox.exchange(connection, &out, 1, patience, |_, answer| {
+            fate = match answer {
+                b"x" => Some(Fate::Anothers),
+                b"d" => Some(Fate::Done(None)),
+                id if id.len() <= ID_MAX => StreamId::parse(id).map(|id| Fate::Done(Some(id))),
+                _ => None,
+            };
+        })?;
+        fate.ok_or_else(|| {
+            let what = "the answer is none of the script's";
+            Error::new(ErrorKind::Protocol, "write a successor", what)
+        })
+    }
+}
