@@ -228,7 +228,7 @@ mod tests {
         for (text, finished) in [
             (&b" 0-0"[..], Some(id(0, 0))),
             (b" 5-3", Some(id(5, 3))),
-            (b"4-0 5-3", Some(id(3, u64::MAX))),
+            (b"4-0 5-3", Some(id(4, 0).before())),
             (b"5-3 5-3", Some(id(5, 2))),
             // a claim may leave what is older than a group that was moved back
             (b"9-0 5-3", Some(id(5, 3))),

@@ -413,12 +413,12 @@ mod tests {
         assert!(s.warnings[1].contains("UseConsumerGroup"));
         assert_eq!(s.check().unwrap(), s.warnings);
         let lines = refused(
-            r#"{"Consumers": [{"Topic": "a", "Delivery": "WorkQueue",
-                "ResetOnStart": true}], "Topics": {"a": {"RetentionSeconds": 5}}}"#,
+            r#"{"Consumers": [{"Topic": "a", "ResetOnStart": true,
+                "UseConsumerGroup": true}], "Topics": {"a": {"RetentionSeconds": 5}}}"#,
         );
         assert_eq!(lines.len(), 3, "{lines:#?}");
-        assert!(lines[0].starts_with("Streams:Consumers[0]:Delivery: not available"));
-        assert!(lines[1].contains("ResetOnStart") && lines[1].contains("StartFrom"));
+        assert!(lines[0].contains("ResetOnStart") && lines[0].contains("StartFrom"));
+        assert!(lines[1].contains("UseConsumerGroup") && lines[1].contains("Delivery"));
         assert!(lines[2].starts_with("Streams:Topics:a:RetentionSeconds: not available"));
     }
 

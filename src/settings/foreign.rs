@@ -29,7 +29,12 @@ const REFUSED: &[Refused] = &[
     later(Place::Topics, "RetentionSeconds", &[]),
     later(Place::Topics, "BackgroundTrimIntervalSeconds", &["0"]),
     later(Place::Topics, "ClampReleaseThreshold", &[]),
-    later(Place::Consumers, "UseConsumerGroup", &["false"]),
+    Refused {
+        place: Place::Consumers,
+        key: "UseConsumerGroup",
+        harmless: &["false"],
+        why: "an older spelling; set Delivery to WorkQueue",
+    },
     Refused {
         place: Place::Consumers,
         key: "ResetOnStart",
@@ -51,7 +56,7 @@ const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
     (
         Place::Consumers,
         "UseConsumerGroup",
-        "false is how every consumer works",
+        "false is what Delivery says anyway",
     ),
     (Place::Consumers, "UnhealthyStoppedSeconds", HEALTH),
     (Place::Consumers, "UnhealthyLagMs", HEALTH),
@@ -112,7 +117,6 @@ mod tests {
         let idle = |v: &Verdict| matches!(v, Verdict::Idle(..));
         let refused = |v: &Verdict| matches!(v, Verdict::Refused(_));
         for (place, key, value) in [
-            (Consumers, "Delivery", "workqueue"),
             (Consumers, "UseConsumerGroup", "true"),
             (Consumers, "ResetOnStart", "True"),
             (Topics, "RetentionSeconds", "60"),
@@ -120,7 +124,6 @@ mod tests {
             assert!(refused(&judge(place, key, Some(value))), "{key}");
         }
         for (place, key, value) in [
-            (Consumers, "delivery", "ORDERED"),
             (Consumers, "ResetOnStart", "false"),
             (Topics, "backgroundTrimIntervalSeconds", " 0"),
         ] {
