@@ -261,9 +261,9 @@ pub use ownership::{Member, Ownership, Standing};
 pub use position::Snapshot;
 pub use publish::{
     Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Completion,
-    Condition, DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency,
-    MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt,
-    Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
+    Condition, DedicatedPublisher, Delayed, Draft, DraftDelayed, DraftOnce, Flushed, Forwarder,
+    Forwarding, Idempotency, MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published,
+    Publisher, Receipt, Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
 };
 #[doc(hidden)]
 pub use settings::settings_table;
