@@ -388,7 +388,8 @@ impl Streams {
     }
 
     /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return. From then on no
-    /// consumer's start waits for a server that is not ready.
+    /// consumer's start waits for a server that is not ready. Publishers publish on, and delayed messages are
+    /// moved, until the last of them and of the clones is dropped.
     ///
     /// Blocks for up to the longest of their shutdown timeouts.
     pub fn stop(&self) {

@@ -33,7 +33,7 @@ pub(super) enum When {
 }
 
 /// Nothing is kept for longer; the script says so too.
-const LONGEST: Duration = Duration::from_millis(315_576_000_000);
+const LONGEST: Duration = Duration::from_hours(87_660);
 
 impl When {
     /// As the script takes it: how to read it, and milliseconds.
@@ -370,15 +370,15 @@ mod tests {
     fn what_is_delayed_is_written_down_and_read() {
         let delayed = Delayed {
             partition: 3,
-            due_ms: 1_764_507_600_000,
+            due_ms: 1_764_507_600_123,
             added_us: 1_764_507_500_000_123,
             token: 0xab,
             repeated: false,
         };
-        let text = "3 1764507600000 1764507500000123-00000000000000ab";
+        let text = "3 1764507600123 1764507500000123-00000000000000ab";
         assert_eq!(delayed.to_string(), text);
         assert_eq!(text.parse::<Delayed>().unwrap(), delayed);
-        let due = UNIX_EPOCH + Duration::from_millis(1_764_507_600_000);
+        let due = UNIX_EPOCH + Duration::from_millis(1_764_507_600_123);
         assert_eq!((delayed.due(), delayed.partition()), (due, 3));
         let marker = format!("~{}", &text[2..]);
         let found = Delayed::parse_marker(marker.as_bytes(), 3).unwrap();

@@ -1,6 +1,6 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
-mod bucket;
+pub(crate) mod bucket;
 mod buffered;
 mod command;
 mod condition;

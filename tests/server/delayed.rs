@@ -35,7 +35,7 @@ fn int(server: &PrivateServer, command: &[&str]) -> i64 {
 /// The server's clock.
 fn server_ms(server: &PrivateServer) -> u64 {
     let time = server.command(&["TIME"]).unwrap();
-    let part = |i: usize| time.items()[i].int().unwrap() as u64;
+    let part = |i: usize| time.items()[i].int().unwrap().cast_unsigned();
     part(0) * 1000 + part(1) / 1000
 }
 
@@ -115,6 +115,27 @@ fn messages_come_when_they_are_due_in_that_order_and_leave_nothing_behind() {
     assert_eq!((status.stored, status.refused), (vec![1], 0));
 }
 
+/// One of several messages that have much or little, as a draft of whatever publisher.
+macro_rules! nth {
+    ($publisher:expr, $n:expr, $all:expr, $large:expr) => {{
+        let (message_type, body): (&[u8], &[u8]) = match $n {
+            1 => (b"", b""),
+            2 => (b"T", b""),
+            3 => ($all, $all),
+            4 => (b"T", $large),
+            _ => (b"T", b"B"),
+        };
+        let draft = $publisher.message(message_type, body);
+        match $n {
+            2 => draft.key("").correlation_id("").traceparent(""),
+            3 => draft.key($all).correlation_id($all).traceparent($all),
+            4 => draft.key("k"),
+            5 => draft.header("a", "").header("b", $all),
+            _ => draft,
+        }
+    }};
+}
+
 /// Whatever a message has, it has it still, and what it has not it does not get.
 #[test]
 fn what_is_delayed_is_what_is_published_at_once() {
@@ -122,93 +143,30 @@ fn what_is_delayed_is_what_is_published_at_once() {
     let streams = open(&server.url(), "bytes", 1);
     let publisher = streams.publisher("bytes").unwrap();
     let mut dedicated = publisher.dedicated();
-    let all: Vec<u8> = (0..=255).collect();
-    let large = all.repeat(40_000);
-    let messages = [
-        Outgoing::new("T", "B"),
-        Outgoing::new("", ""),
-        Outgoing::new("T", "")
-            .key("")
-            .correlation_id("")
-            .traceparent(""),
-        Outgoing::new(&all, &all)
-            .key(&all)
-            .correlation_id(&all)
-            .traceparent(&all),
-        Outgoing::new("T", &large).key("k"),
-        Outgoing::new("T", "B").header("a", "").header("b", &all),
-    ];
-    for (i, m) in messages.iter().enumerate() {
-        let results = publisher.publish_batch(std::slice::from_ref(m));
-        assert!(results.iter().all(Result::is_ok));
-        // built up in the same way
-        fn draft<'a, P>(i: usize, d: Draft<'a, P>, all: &'a Vec<u8>) -> Draft<'a, P>
-        where
-            Draft<'a, P>: Same<'a>,
-        {
-            match i {
-                2 => d.with_key(b"").with_correlation(b"").with_trace(b""),
-                3 => d.with_key(all).with_correlation(all).with_trace(all),
-                4 => d.with_key(b"k"),
-                5 => d.with_header("a", b"").with_header("b", all),
-                _ => d,
-            }
-        }
-        let (t, b): (&[u8], &[u8]) = match i {
-            1 => (b"", b""),
-            2 => (b"T", b""),
-            3 => (&all, &all),
-            4 => (b"T", &large),
-            _ => (b"T", b"B"),
-        };
-        let delayed = draft(i, publisher.message(t, b), &all);
-        delayed.deliver_after(SOON).publish().unwrap();
-        expect("the delayed one", || {
-            length(&server, "bytes", 0) == 3 * i as i64 + 2
-        });
-        let delayed = draft(i, dedicated.message(t, b), &all);
-        delayed.deliver_at(UNIX_EPOCH).publish().unwrap();
-        expect("the other", || {
-            length(&server, "bytes", 0) == 3 * i as i64 + 3
-        });
+    let all: &Vec<u8> = &(0..=255).collect();
+    let large = &all.repeat(40_000);
+    let mut expected = 0;
+    let mut published = |what| {
+        expected += 1;
+        expect(what, || length(&server, "bytes", 0) == expected);
+    };
+    for n in 0..6 {
+        nth!(publisher, n, all, large).publish().unwrap();
+        published("the one of now");
+        let later = nth!(publisher, n, all, large).deliver_after(SOON);
+        later.publish().unwrap();
+        published("the one of later");
+        let past = nth!(dedicated, n, all, large).deliver_at(UNIX_EPOCH);
+        past.publish().unwrap();
+        published("the one of before");
     }
-    let range = server
-        .command(&["XRANGE", "re:s:{bytes}:0", "-", "+"])
-        .unwrap();
+    let range = server.command(&["XRANGE", "re:s:{bytes}:0", "-", "+"]);
+    let range = range.unwrap();
     let fields: Vec<_> = range.items().iter().map(|e| &e.items()[1]).collect();
-    for (i, same) in fields.chunks(3).enumerate() {
-        assert!(same[0] == same[1] && same[1] == same[2], "message {i}");
+    for (n, same) in fields.chunks(3).enumerate() {
+        assert!(same[0] == same[1] && same[1] == same[2], "message {n}");
     }
 }
-
-/// The calls of both kinds of drafts.
-trait Same<'a>: Sized {
-    fn with_key(self, key: &'a [u8]) -> Self;
-    fn with_correlation(self, id: &'a [u8]) -> Self;
-    fn with_trace(self, trace: &'a [u8]) -> Self;
-    fn with_header(self, name: &'a str, value: &'a [u8]) -> Self;
-}
-
-macro_rules! same {
-    ($($publisher:ty),*) => {$(
-        impl<'a> Same<'a> for Draft<'a, $publisher> {
-            fn with_key(self, key: &'a [u8]) -> Self {
-                self.key(key)
-            }
-            fn with_correlation(self, id: &'a [u8]) -> Self {
-                self.correlation_id(id)
-            }
-            fn with_trace(self, trace: &'a [u8]) -> Self {
-                self.traceparent(trace)
-            }
-            fn with_header(self, name: &'a str, value: &'a [u8]) -> Self {
-                self.header(name, value)
-            }
-        }
-    )*};
-}
-
-same!(&'a Publisher, &'a mut DedicatedPublisher);
 
 #[test]
 fn what_is_due_already_comes_at_once_and_what_is_no_time_is_refused() {
@@ -274,22 +232,22 @@ fn who_scheduled_it_or_has_its_text_can_withdraw_it() {
         m.deliver_after(ms(600)).publish().unwrap()
     };
     let keys_of = ["a", "b", "c", "d"];
-    let [a, b, c, d] = keys_of.map(delay);
-    assert!(publisher.cancel(&a).unwrap());
-    assert!(!publisher.cancel(&a).unwrap(), "it is gone");
-    let written = b.to_string();
+    let [first, second, third, fourth] = keys_of.map(delay);
+    assert!(publisher.cancel(&first).unwrap());
+    assert!(!publisher.cancel(&first).unwrap(), "it is gone");
+    let written = second.to_string();
     let other = open(&server.url(), "withdrawn", 2)
         .publisher("withdrawn")
         .unwrap();
     let read: Delayed = written.parse().unwrap();
-    assert_eq!(read, b);
+    assert_eq!(read, second);
     assert!(other.dedicated().cancel(&read).unwrap());
     expect("the others", || total(&server, "withdrawn", 2) == 2);
     let left: BTreeSet<_> = (0..2)
         .flat_map(|p| bodies(&server, "withdrawn", p))
         .collect();
     assert_eq!(left, ["c", "d"].map(String::from).into());
-    assert!(!publisher.cancel(&c).unwrap() && !other.cancel(&d).unwrap());
+    assert!(!publisher.cancel(&third).unwrap() && !other.cancel(&fourth).unwrap());
     expect("nothing to be left", || keys(&server).is_empty());
     // of a partition that the topic has not
     let beyond: Delayed = format!("7 {}", &written[2..]).parse().unwrap();
@@ -674,6 +632,36 @@ fn where_nothing_is_delayed_it_costs_a_question_a_second() {
     drop((publisher, streams));
     expect("it to be gone", || {
         connections(&server, "streams-delays").is_empty()
+    });
+}
+
+#[test]
+fn what_is_wrong_with_one_topic_is_no_matter_of_the_others() {
+    let server = server();
+    let streams = open(&server.url(), "sane", 1);
+    text(&server, &["SET", "re:dl:{insane}", "no set"]);
+    text(
+        &server,
+        &["SET", "re:dl:{another}:mover", "x", "PX", "3000"],
+    );
+    text(&server, &["ZADD", "re:dl:{another}", "1", "x"]);
+    text(&server, &["SET", "re:di:{another}", "no hash"]);
+    let all = ["insane", "another", "sane"].map(|topic| streams.publisher(topic).unwrap());
+    for publisher in &all {
+        publisher.publish("k", "T", "B").unwrap();
+    }
+    for n in 1..=3 {
+        let m = all[2].message("T", "B");
+        m.deliver_after(ms(1000)).publish().unwrap();
+        expect("it to come", || length(&server, "sane", 0) == 1 + n);
+    }
+    expect("the others to be told of", || {
+        let told = warned("delayed messages");
+        let of = |what| {
+            told.iter()
+                .any(|l| l.contains("WRONGTYPE") && l.contains(what))
+        };
+        of("{insane}") && of("topic another")
     });
 }
 

@@ -4,7 +4,8 @@
 //! a hash of the [items](item). Ids sort in the order in which they were added: the microsecond they were
 //! added in, of 16 digits and made larger where it must be, then `-` and what tells processes apart.
 
-pub(super) mod item;
+mod delays;
+pub(crate) mod item;
 mod mover;
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::{
     wire::Keys,
 };
 
-pub(crate) use mover::{Delays, Terms};
+pub(crate) use delays::{Delays, Terms};
 
 /// Publishes what is due, in the order in which it became due, and in the order in which it was added where
 /// that is the same.
@@ -217,7 +218,7 @@ pub(crate) struct Due<'a, K> {
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
     /// How many were appended to their streams.
-    pub(crate) moved: u64,
+    pub(crate) published: u64,
     /// When the next is due; `None` when the bucket is empty.
     pub(crate) next: Option<Duration>,
     /// Those that could not be, and why.
@@ -270,7 +271,7 @@ fn read(answer: &Value) -> Option<Moved> {
         return None;
     };
     let mut all = Moved {
-        moved: u64::try_from(*moved).ok()?,
+        published: u64::try_from(*moved).ok()?,
         next: u64::try_from(*next).ok().map(Duration::from_millis),
         ..Moved::default()
     };

@@ -5,26 +5,18 @@
 //! is delayed all this is one short question for each topic about once a second.
 
 use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    fmt,
-    hash::{BuildHasher, RandomState},
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Weak},
-    thread::{self, JoinHandle},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use parking_lot::Mutex;
 use redis::{Value, cmd};
 
 use crate::{
-    Result, TopicSettings,
+    Result,
     backoff::jittered,
     clock,
     error::{Error, ErrorKind, ServerClass},
-    net::{Connection, Deadline, Inbox, Interrupt, STOP, Target, resp, script::by_hash_first},
+    net::{Connection, Deadline, Inbox, STOP, resp, script::by_hash_first},
     quiet::{HeldBack, Quiet},
     wire::{
         Keys,
@@ -33,12 +25,10 @@ use crate::{
 };
 
 use super::{
-    super::{AllCounts, Partitions, StreamKeys, Subject, counts::Count, idempotency::RELEASE},
+    super::{AllCounts, StreamKeys, Subject, counts::Count, idempotency::RELEASE},
     BucketKeys, Due, LEASE, Moved,
+    delays::{ADDED, GRACE, Shared, Topic},
 };
-
-/// Something is due before what the mover knows of.
-const ADDED: u32 = 1 << 1;
 
 /// How often the mover looks what there is, before the jitter.
 const LOOK: Duration = Duration::from_millis(800);
@@ -47,147 +37,13 @@ const LOOK: Duration = Duration::from_millis(800);
 const SOON: Duration = Duration::from_secs(2);
 
 /// How long a bucket that may not be looked at is left alone.
-const REST: Duration = Duration::from_secs(60);
-
-/// How long the end of the mover may take before it is cut off.
-const GRACE: Duration = Duration::from_millis(300);
+const REST: Duration = Duration::from_mins(1);
 
 /// No topic has more partitions than this, whatever a field says.
 const MOST: u32 = 65_536;
 
-/// What the mover is told once.
-pub(crate) struct Terms {
-    pub(crate) target: Arc<Target>,
-    pub(crate) keys: Keys,
-    pub(crate) client_name: String,
-    pub(crate) timeout: Duration,
-    pub(crate) counts: Arc<AllCounts>,
-}
-
-/// The topics whose delayed messages are moved, and the thread that does it. It ends when this is dropped.
-pub(crate) struct Delays {
-    shared: Arc<Shared>,
-    thread: Mutex<Option<Thread>>,
-}
-
-struct Thread {
-    handle: JoinHandle<()>,
-    /// Disconnected when it has ended.
-    ended: Receiver<Infallible>,
-}
-
-struct Shared {
-    terms: Terms,
-    /// What tells this from all others that move or schedule: 16 digits.
-    token: String,
-    interrupt: Arc<Interrupt>,
-    topics: Mutex<BTreeMap<String, Arc<Topic>>>,
-}
-
-struct Topic {
-    name: String,
-    settings: TopicSettings,
-    /// Gone when nobody uses the topic any more.
-    partitions: Weak<Partitions>,
-}
-
-impl Delays {
-    pub(crate) fn new(terms: Terms) -> Self {
-        let salt = (std::process::id(), clock::wall());
-        let token = format!("{:016x}", RandomState::new().hash_one(salt));
-        Self {
-            shared: Arc::new(Shared {
-                terms,
-                token,
-                interrupt: Arc::default(),
-                topics: Mutex::default(),
-            }),
-            thread: Mutex::default(),
-        }
-    }
-
-    pub(in crate::publish) fn token(&self) -> &str {
-        &self.shared.token
-    }
-
-    /// Moves what is delayed on this topic, for as long as somebody holds `partitions`.
-    pub(crate) fn watch(&self, name: &str, settings: &TopicSettings, partitions: &Arc<Partitions>) {
-        {
-            let mut topics = self.shared.topics.lock();
-            let partitions = Arc::downgrade(partitions);
-            if topics
-                .get(name)
-                .is_some_and(|t| t.partitions.ptr_eq(&partitions))
-            {
-                return;
-            }
-            let topic = Topic {
-                name: name.to_owned(),
-                settings: settings.clone(),
-                partitions,
-            };
-            topics.insert(name.to_owned(), Arc::new(topic));
-        }
-        self.start();
-    }
-
-    /// Has the mover look at once: something is due before what it knows of.
-    pub(in crate::publish) fn wake(&self) {
-        self.shared.interrupt.set(ADDED);
-    }
-
-    /// Starts the thread unless it runs. Without it others move what is delayed, if there are any.
-    fn start(&self) {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
-            return;
-        }
-        let (alive, ended) = bounded(0);
-        let shared = Arc::clone(&self.shared);
-        let started = thread::Builder::new()
-            .name("delays".into())
-            .spawn(move || move_all(&shared, alive));
-        match started {
-            Ok(handle) => *thread = Some(Thread { handle, ended }),
-            Err(e) => log::warn!("no thread to publish delayed messages: {e}; others have to"),
-        }
-    }
-}
-
-fn move_all(shared: &Arc<Shared>, alive: Sender<Infallible>) {
-    let mut mover = Mover::new(Arc::clone(shared));
-    // The logger is foreign code: its panic must not end the mover.
-    while catch_unwind(AssertUnwindSafe(|| mover.run())).is_err() {}
-    drop(alive);
-}
-
-impl Drop for Delays {
-    fn drop(&mut self) {
-        let Some(Thread { handle, ended }) = self.thread.lock().take() else {
-            return;
-        };
-        let interrupt = &self.shared.interrupt;
-        // A mover that sleeps has the time to hand its leases back; one that waits for a server has not.
-        interrupt.set(STOP);
-        if handle.thread().id() == thread::current().id() {
-            return; // the last handle was dropped by the logger
-        }
-        if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
-            interrupt.cut(STOP);
-        }
-        let _ = handle.join(); // a panic was caught where it happened
-    }
-}
-
-impl fmt::Debug for Delays {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delays")
-            .field("token", &self.shared.token)
-            .finish_non_exhaustive()
-    }
-}
-
-struct Mover {
+/// The thread's own.
+pub(super) struct Mover {
     shared: Arc<Shared>,
     connection: Option<Connection>,
     watched: Vec<Watched>,
@@ -275,7 +131,7 @@ impl Watched {
 }
 
 impl Mover {
-    fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
             connection: None,
@@ -286,7 +142,8 @@ impl Mover {
         }
     }
 
-    fn run(&mut self) {
+    /// Until it is told to stop.
+    pub(super) fn run(&mut self) {
         let interrupt = Arc::clone(&self.shared.interrupt);
         // Not at once: a process that lives for a moment moves nothing.
         let mut look_at = clock::now() + jittered(LOOK);
@@ -388,16 +245,21 @@ impl Mover {
         for b in self.buckets() {
             b.rests = b.rests.filter(|until| *until > now && !added);
         }
-        let asked = self.ask_which_are_filled(c);
-        let filled = self.buckets().any(|b| b.filled);
-        if asked.as_ref().err().is_none_or(Error::keeps_connection) && filled {
-            self.claim(c)?;
+        let refused = self.ask_which_are_filled(c)?;
+        let claimed = if self.buckets().any(|b| b.filled) {
+            self.claim(c)?
+        } else {
+            None
+        };
+        // What is refused about one bucket is no matter of the others.
+        if let Some(e) = refused.or(claimed) {
+            self.failed(&e);
         }
-        asked
+        Ok(())
     }
 
-    /// Allocates nothing once it is warm.
-    fn ask_which_are_filled(&mut self, c: &mut Connection) -> Result<()> {
+    /// Returns what was refused first. Allocates nothing once it is warm.
+    fn ask_which_are_filled(&mut self, c: &mut Connection) -> Result<Option<Error>> {
         let by = Deadline::after(self.shared.terms.timeout);
         self.commands.clear();
         let buckets = self.watched.iter().flat_map(|w| &w.buckets);
@@ -405,7 +267,7 @@ impl Mover {
             resp::whole(&mut self.commands, &[b"EXISTS", b.keys.bucket.as_bytes()]);
         }
         if self.commands.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         self.inbox.clear();
         c.send(&self.commands, by.wait())?;
@@ -429,11 +291,12 @@ impl Mover {
                 b.let_go();
             }
         }
-        refused.map_or(Ok(()), Err)
+        Ok(refused)
     }
 
-    /// Claims the buckets in which something is due soon, unless somebody else has them.
-    fn claim(&mut self, c: &mut Connection) -> Result<()> {
+    /// Claims the buckets in which something is due soon, unless somebody else has them. Returns what was
+    /// refused first.
+    fn claim(&mut self, c: &mut Connection) -> Result<Option<Error>> {
         let (terms, token) = (&self.shared.terms, &*self.shared.token);
         let mut cmds = vec![cmd("TIME")];
         for w in &self.watched {
@@ -510,7 +373,7 @@ impl Mover {
                 }
             }
         }
-        refused.map_or(Ok(()), Err)
+        Ok(refused)
     }
 
     /// Moves what is due, from each bucket as much as one script may.
@@ -600,9 +463,9 @@ impl Mover {
 /// Counts what was moved, and tells of what could not be.
 fn tell(topic: &Topic, quiet: &mut Quiet, counts: &AllCounts, moved: &Moved) {
     let n = moved.put_off.len() as u64;
-    if n > 0 || moved.moved > 0 {
+    if n > 0 || moved.published > 0 {
         let counts = Arc::clone(counts.lock().entry(topic.name.clone()).or_default());
-        counts.add(Count::Moved, moved.moved);
+        counts.add(Count::Moved, moved.published);
         counts.add(Count::PutOff, n);
     }
     for (id, why) in &moved.put_off {
@@ -661,6 +524,7 @@ fn due_ms(answer: &Value) -> Option<u64> {
         return None;
     };
     let score: f64 = text(parts.get(1)?)?.parse().ok()?;
+    #[expect(clippy::cast_sign_loss, reason = "what is below is due, too")]
     Some(score.ceil() as u64)
 }
 
