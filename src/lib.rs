@@ -181,6 +181,7 @@
 //! | publish many at once | [`publish_batch`](Publisher::publish_batch) | one round trip per 512 | unknown, message by message |
 //! | never wait for a server | [`BufferedPublisher`] | a copy in memory, lost with the process | counted as unknown, never sent again |
 //! | publish again without fear | [`Draft::dedupe`] | one round trip and a marker | publish it again |
+//! | publish later | [`Draft::deliver_after`], [`Draft::deliver_at`] | one round trip, and memory of the server until then | unknown; with a dedupe id publish it again |
 //! | change state and tell of it, both or neither | [`Outbox`] | two round trips | unknown as a whole: look at the state |
 //! | keep what happened as the state | [`StateStore`] | two round trips | append again with the same version |
 //! | pass messages on into another topic, each once | [`Forwarder`] | one round trip and a marker | forward it again |
@@ -188,6 +189,12 @@
 //! [`publish_json`](Publisher::publish_json) writes a serde value, under a type that is its own
 //! ([`MessageType`]) or given ([`As`]). A handler that must not do its work twice
 //! [claims](Idempotency::claim) it first. [`Streams::published`] counts what became of every message.
+//!
+//! A delayed message waits on the server and is published when it is due on the *server's* clock, never
+//! before, by whatever process uses the topic then: one at a time, which a lease of 3 s makes out, on a
+//! thread called `delays`. While its sender runs that is within milliseconds; where it died, within some 4 s.
+//! [`Publisher::cancel`] withdraws it until then. Its place in its partition is the one it gets when it is
+//! published. Where nothing is delayed, this is one short question for each topic about once a second.
 //!
 //! # When Redis is away
 //!
@@ -261,9 +268,9 @@ pub use ownership::{Member, Ownership, Standing};
 pub use position::Snapshot;
 pub use publish::{
     Append, Argument, As, BufferedPublisher, Claim, Closed, Command, Commit, Committed, Completion,
-    Condition, DedicatedPublisher, Draft, DraftOnce, Flushed, Forwarder, Forwarding, Idempotency,
-    MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published, Publisher, Receipt,
-    Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
+    Condition, DedicatedPublisher, Delayed, Draft, DraftDelayed, DraftOnce, Flushed, Forwarder,
+    Forwarding, Idempotency, MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published,
+    Publisher, Receipt, Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
 };
 #[doc(hidden)]
 pub use settings::settings_table;

@@ -21,7 +21,7 @@ use crate::{
     consumer::Running,
     net::{self, Connection, Deadline, Gate, Target},
     observe::evaluate,
-    publish::{self, BufferedPublisher, PublishCounts, PublishPlan, PublishStatus, TraceHook},
+    publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, PublishStatus, TraceHook},
     wire::{InstanceId, Keys, check_scope, check_topic, client_name, pod_name},
 };
 
@@ -64,7 +64,8 @@ struct Inner {
     pod: String,
     consumers: Arc<Consumers>,
     topics: Topics,
-    published: Mutex<BTreeMap<String, Arc<PublishCounts>>>,
+    delays: Arc<Delays>,
+    published: Arc<AllCounts>,
     /// One queue for each topic.
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
     trace: TraceHook,
@@ -120,7 +121,16 @@ impl Streams {
         let lookup = |name: &str| ambient(&settings, name);
         let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
         let consumers = Arc::<Consumers>::default();
+        let published = Arc::<AllCounts>::default();
         let inner = Inner {
+            delays: Arc::new(Delays::new(publish::Terms {
+                target: Arc::clone(&target),
+                keys: keys.clone(),
+                client_name: client_name(&["streams-delays", &pod]),
+                timeout: settings.connect_timeout,
+                counts: Arc::clone(&published),
+            })),
+            published,
             topics: Topics::new(Watch {
                 target: Arc::clone(&target),
                 keys: keys.clone(),
@@ -134,7 +144,6 @@ impl Streams {
             pod,
             target,
             consumers,
-            published: Mutex::default(),
             buffered: Mutex::default(),
             trace: TraceHook::default(),
             end: Mutex::default(),
@@ -242,14 +251,17 @@ impl Streams {
             published,
             topics,
             trace,
+            delays,
             ..
         } = &*self.inner;
         let of_topic = settings.topic(&topic);
         let counts = Arc::clone(published.lock().entry(topic.clone()).or_default());
+        let partitions = topics.partitions(&topic, &of_topic);
+        delays.watch(&topic, &of_topic, &partitions);
         Ok(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
-            partitions: topics.partitions(&topic, &of_topic),
+            partitions,
             settings: of_topic,
             client_name: client_name(&[role, &topic, pod]),
             topic,
@@ -258,6 +270,7 @@ impl Streams {
             max_message_bytes: settings.max_message_bytes as usize,
             counts,
             trace: trace.clone(),
+            delays: Arc::clone(delays),
         })
     }
 
@@ -375,7 +388,8 @@ impl Streams {
     }
 
     /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return. From then on no
-    /// consumer's start waits for a server that is not ready.
+    /// consumer's start waits for a server that is not ready. Publishers publish on, and delayed messages are
+    /// moved, until the last of them and of the clones is dropped.
     ///
     /// Blocks for up to the longest of their shutdown timeouts.
     pub fn stop(&self) {

@@ -2,6 +2,7 @@
 
 use std::{
     array,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -22,7 +23,7 @@ pub(crate) struct PublishCounts {
     others: [AtomicU64; OTHERS],
 }
 
-const OTHERS: usize = 6;
+const OTHERS: usize = 9;
 
 /// A count that no partition has of its own.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,16 @@ pub(crate) enum Count {
     Returned,
     /// Waiting in a queue now.
     Queued,
+    /// Stored to be published later.
+    Scheduled,
+    /// Published by this process when they were due.
+    Moved,
+    /// Could not be published when they were due.
+    PutOff,
 }
+
+/// The counters of every topic that something was published to here.
+pub(crate) type AllCounts = Mutex<BTreeMap<String, Arc<PublishCounts>>>;
 
 impl PublishCounts {
     /// The counters of `partitions` partitions.
@@ -68,8 +78,17 @@ impl PublishCounts {
     }
 
     pub(crate) fn status(&self, topic: &str) -> PublishStatus {
-        let [refused, unknown, repeated, dropped, returned, queued] =
-            array::from_fn(|i| self.others[i].load(Ordering::Relaxed));
+        let [
+            refused,
+            unknown,
+            repeated,
+            dropped,
+            returned,
+            queued,
+            scheduled,
+            moved,
+            put_off,
+        ] = array::from_fn(|i| self.others[i].load(Ordering::Relaxed));
         let stored = self.stored.lock();
         PublishStatus {
             topic: topic.to_owned(),
@@ -80,6 +99,9 @@ impl PublishCounts {
             dropped,
             returned,
             queued,
+            scheduled,
+            moved,
+            put_off,
         }
     }
 }
@@ -105,4 +127,11 @@ pub struct PublishStatus {
     pub returned: u64,
     /// How many wait in a buffered publisher's queue at this moment.
     pub queued: u64,
+    /// How many were kept on the server, to be published later. `stored` does not count them.
+    pub scheduled: u64,
+    /// How many of those, whoever scheduled them, this process published when they were due.
+    pub moved: u64,
+    /// How often one could not be published when it was due, and was put off by a minute or is gone; the
+    /// log says why.
+    pub put_off: u64,
 }

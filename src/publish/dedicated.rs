@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{Result, StreamId, net::Deadline, publish::message::Publish};
 
-use super::{Draft, Outgoing, PublishPlan, Published, link::Link};
+use super::{Delayed, Draft, Outgoing, PublishPlan, Published, delayed::When, link::Link};
 
 /// A publisher for one thread, on a socket of its own: the fastest there is.
 ///
@@ -87,6 +87,16 @@ impl DedicatedPublisher {
         self.link.publish_batch(messages, by, results);
     }
 
+    /// As [`Publisher::cancel`](crate::Publisher::cancel).
+    ///
+    /// # Errors
+    ///
+    /// As for [`Publisher::cancel`](crate::Publisher::cancel).
+    pub fn cancel(&mut self, delayed: &Delayed) -> Result<bool> {
+        let by = Deadline::after(self.link.plan().timeout);
+        self.link.cancel(delayed, by)
+    }
+
     /// Polls the socket for an answer for so long before sleeping in a read. Worth a few microseconds
     /// where this thread has a core of its own, ruinous where it has not. Off by default.
     pub fn set_spin(&mut self, spin: Duration) {
@@ -98,5 +108,10 @@ impl Publish for &mut DedicatedPublisher {
     fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let by = Deadline::after(self.link.plan().timeout);
         self.link.publish(message, by)
+    }
+
+    fn delay(self, message: &Outgoing<'_>, when: When) -> Result<Delayed> {
+        let by = Deadline::after(self.link.plan().timeout);
+        self.link.delay(message, when, by)
     }
 }

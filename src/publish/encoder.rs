@@ -54,15 +54,7 @@ impl Encoder {
             head.extend_from_slice(&trim);
             head
         };
-        // Beside the stream in a cluster, however the topic is laid out.
-        let marker = |key: &[u8]| {
-            let tag = if plan.settings.co_locate_partitions {
-                Cow::from(&plan.topic)
-            } else {
-                String::from_utf8_lossy(key)
-            };
-            plan.keys.once(&tag).into_bytes().into()
-        };
+        let marker = |key: &[u8]| plan.keys.once(&tag(plan, key)).into_bytes().into();
         Self {
             markers: streams.iter().map(|key| marker(key)).collect(),
             heads: streams.iter().map(|key| head(key)).collect(),
@@ -72,6 +64,15 @@ impl Encoder {
             trim,
             trim_args,
         }
+    }
+
+    pub(super) fn plan(&self) -> &PublishPlan {
+        &self.plan
+    }
+
+    /// What puts a key beside the stream of this partition in a cluster.
+    pub(super) fn tag(&self, partition: u32) -> Cow<'_, str> {
+        tag(&self.plan, self.stream(partition))
     }
 
     pub(super) fn partitions(&self) -> u32 {
@@ -185,6 +186,15 @@ impl Encoder {
 
     pub(super) fn about(&self, e: Error, partition: u32) -> Error {
         self.plan.about(e).on_key(self.stream(partition))
+    }
+}
+
+/// What puts a key beside this stream in a cluster, however the topic is laid out.
+fn tag<'a>(plan: &'a PublishPlan, stream: &'a [u8]) -> Cow<'a, str> {
+    if plan.settings.co_locate_partitions {
+        Cow::from(&plan.topic)
+    } else {
+        String::from_utf8_lossy(stream)
     }
 }
 

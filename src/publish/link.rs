@@ -1,5 +1,7 @@
 //! A connection to one topic, with the buffers between it and a publisher. One call at a time.
 
+mod delay;
+
 use std::{mem, sync::Arc, time::Duration};
 
 use crate::{
@@ -7,6 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Outcome},
     net::{
         Connection, Deadline, Inbox, Interrupt,
+        resp::Head,
         script::{Form, by_hash_first},
     },
 };
@@ -43,6 +46,8 @@ pub(super) struct Link {
     used_ms: u64,
     out: Vec<u8>,
     packing: Packing,
+    /// Where what is kept for later is written. Reused.
+    item: Vec<u8>,
     /// Of each message of a piece, unless it was refused before it was sent. Reused.
     routes: Vec<Result<Route>>,
     inbox: Inbox,
@@ -67,6 +72,7 @@ impl Link {
             used_ms: 0,
             out: Vec::with_capacity(4096),
             packing: Packing::default(),
+            item: Vec::new(),
             routes: Vec::new(),
             inbox: Inbox::default(),
             interrupt: None,
@@ -365,6 +371,15 @@ impl Link {
         } else {
             encoder.id(head, text, partition).map(Published::new)
         }
+    }
+
+    /// Takes one reply, whatever it is the reply to.
+    fn receive_raw(&mut self, by: Deadline) -> Result<(Head, &[u8])> {
+        let Some(c) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "publish", "not connected"));
+        };
+        let head = self.inbox.next(c, by)?;
+        Ok((head, self.inbox.bytes_of(head)))
     }
 }
 

@@ -1,12 +1,15 @@
 //! A message on its way out.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use smallvec::SmallVec;
 
 use crate::{Result, StreamId};
 
-use super::{Published, once::Dedupe};
+use super::{Delayed, DraftDelayed, Published, delayed::When, once::Dedupe};
 
 /// A message to be published. It borrows everything; making one allocates nothing (beyond four headers).
 ///
@@ -145,6 +148,9 @@ pub struct Draft<'a, P> {
 /// What a draft can be published by.
 pub(super) trait Publish {
     fn send(self, message: &Outgoing<'_>) -> Result<Published>;
+
+    /// Has the server keep it until then.
+    fn delay(self, message: &Outgoing<'_>, when: When) -> Result<Delayed>;
 }
 
 #[expect(private_bounds, reason = "made only by publishers of this crate")]
@@ -232,6 +238,50 @@ impl<'a, P: Publish> Draft<'a, P> {
         self.message = self.message.dedupe(id, ttl);
         DraftOnce(self)
     }
+
+    /// Has it published when so much time has passed on the server's clock: the server keeps it until then,
+    /// and consumers do not see it before. At most 10 years; rounded up to milliseconds. Zero is as soon as
+    /// the next move.
+    ///
+    /// What that means:
+    ///
+    /// - every process that publishes to the topic or consumes it looks once a second for what is due, and
+    ///   one at a time publishes it: the one that added what is due next, or one that holds a lease of 3 s.
+    ///   So a message comes within milliseconds of its time while the process that scheduled it runs, within
+    ///   some 4 s when that one died, and when the next process comes where there is none.
+    /// - it gets its id and its place in its partition when it is published, behind what was published until
+    ///   then: the order per key is that in which messages are due, and of those due in one millisecond
+    ///   the order in which they were scheduled.
+    /// - its partition is chosen now, as for any other message: a topic that grows until then does not move
+    ///   it. So is `MaxLen`, to which its partition is trimmed when it is published.
+    /// - what is kept counts for nobody's `MaxLen`: it takes memory of the server until it is due, and
+    ///   nothing else bounds it.
+    /// - one that cannot be published when it is due, because its partition's key holds something else, say,
+    ///   is put off by a minute, again and again, and is an error in the log. The others go on.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), streamlane::Error> {
+    /// # use std::time::Duration;
+    /// # let publisher = streamlane::Streams::connect("redis://127.0.0.1:6379")?.publisher("orders")?;
+    /// let reminder = publisher
+    ///     .message("PaymentDue", br#"{"id":1}"#)
+    ///     .key("order-1")
+    ///     .deliver_after(Duration::from_secs(15 * 60))
+    ///     .publish()?;
+    /// // it was paid in time
+    /// let withdrawn = publisher.cancel(&reminder)?;
+    /// # drop(withdrawn);
+    /// # Ok(()) }
+    /// ```
+    pub fn deliver_after(self, delay: Duration) -> DraftDelayed<'a, P> {
+        DraftDelayed::new(self, When::After(delay))
+    }
+
+    /// As [`deliver_after`](Self::deliver_after), at a moment, as the server's clock has it; rounded up to
+    /// milliseconds. One in the past is as soon as the next move.
+    pub fn deliver_at(self, moment: SystemTime) -> DraftDelayed<'a, P> {
+        DraftDelayed::new(self, When::At(moment))
+    }
 }
 
 /// A message under construction that is stored once; see [`Draft::dedupe`].
@@ -249,5 +299,19 @@ impl<P: Publish> DraftOnce<'_, P> {
     /// any error the same call may be made again: it stores the message once.
     pub fn publish(self) -> Result<Published> {
         self.0.publisher.send(&self.0.message)
+    }
+}
+
+impl<'a, P> DraftOnce<'a, P> {
+    /// As [`Draft::deliver_after`], and kept once, however often it is scheduled under its dedupe id: the
+    /// others learn [what was scheduled](Delayed) by the first. What is published with this id but without a
+    /// delay meanwhile is refused. Withdrawing it leaves the marker where it is.
+    pub fn deliver_after(self, delay: Duration) -> DraftDelayed<'a, P> {
+        DraftDelayed::new(self.0, When::After(delay))
+    }
+
+    /// As [`deliver_after`](Self::deliver_after), at a moment.
+    pub fn deliver_at(self, moment: SystemTime) -> DraftDelayed<'a, P> {
+        DraftDelayed::new(self.0, When::At(moment))
     }
 }

@@ -1,10 +1,12 @@
 //! Publishing: one XADD, encoded into a reused buffer, one write, one read.
 
+pub(crate) mod bucket;
 mod buffered;
 mod command;
 mod condition;
 mod counts;
 mod dedicated;
+mod delayed;
 mod encoder;
 mod ensure;
 mod forwarder;
@@ -23,13 +25,15 @@ mod transaction;
 mod unread;
 mod verdict;
 
+pub(crate) use bucket::{Delays, Terms};
 pub(crate) use buffered::Handle;
 pub use buffered::{BufferedPublisher, Closed, Flushed, Receipt, Undelivered};
 pub use command::{Argument, Command, Reply};
 pub use condition::Condition;
-pub(crate) use counts::PublishCounts;
 pub use counts::PublishStatus;
+pub(crate) use counts::{AllCounts, PublishCounts};
 pub use dedicated::DedicatedPublisher;
+pub use delayed::{Delayed, DraftDelayed};
 use ensure::StreamKeys;
 pub(crate) use ensure::{Role, Subject, ensure, restore};
 pub use forwarder::{Forwarder, Forwarding, Source};
@@ -46,14 +50,17 @@ use {counts::Count, encoder::Encoder, plan::Packing};
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{ensure::RAISE, forwarder::FORWARD, idempotency, once::ONCE};
+    use super::{bucket, ensure::RAISE, forwarder::FORWARD, idempotency, once::ONCE};
     use crate::testing::PrivateServer;
 
     #[test]
     fn the_server_knows_each_script_by_its_hash() {
         let server = PrivateServer::start().unwrap();
         let [complete, release] = idempotency::SCRIPTS;
-        for script in [&ONCE, &FORWARD, &RAISE, complete, release] {
+        let [due, schedule, cancel] = [&bucket::MOVE, &bucket::SCHEDULE, &bucket::CANCEL];
+        for script in [
+            &ONCE, &FORWARD, &RAISE, complete, release, due, schedule, cancel,
+        ] {
             let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
             assert_eq!(known.text(), script.sha1, "{}", script.text);
             // Redis 7 checks a script with a shebang as a whole: nothing of it runs on a full server.

@@ -13,7 +13,7 @@ use crate::{
     wire::Entry,
 };
 
-use super::Encoder;
+use super::{Delayed, Encoder};
 
 /// What became of a message with a dedupe id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -122,6 +122,12 @@ impl Encoder {
             return id.map_err(|e| ONCE.saying_what_to_grant(e, &[&self.marker_family()]));
         };
         let Some(id) = StreamId::parse(found) else {
+            if Delayed::parse_marker(found, partition).is_some() {
+                let why = "a message with this dedupe id waits for its time, or was withdrawn: publish this \
+                           one with a delay too, to learn which, or use another dedupe id";
+                let e = Error::new(ErrorKind::Argument, "publish", why);
+                return Err(self.about(e, partition));
+            }
             let why = "the marker of its dedupe id holds something else than an entry's id: it was not \
                        written by a publisher, so delete it or use another dedupe id";
             let e = Error::config(why).with_outcome(Outcome::NotApplied);

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Encoder, Outgoing, Partitions, PublishCounts, Role, Subject, ensure,
+    Delays, Encoder, Outgoing, Partitions, PublishCounts, Role, Subject, ensure,
     once::{Dedupe, check_marker},
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct PublishPlan {
     /// Shared by all that use the topic.
     pub(crate) partitions: Arc<Partitions>,
     pub(crate) trace: TraceHook,
+    /// What publishes delayed messages when they are due, for as long as somebody has a plan.
+    pub(crate) delays: Arc<Delays>,
 }
 
 /// What says in which trace the calling thread is, once somebody has set it.

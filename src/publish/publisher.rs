@@ -11,7 +11,8 @@ use crate::{
 };
 
 use super::{
-    DedicatedPublisher, Draft, Encoder, Outgoing, Packing, PublishPlan, Published,
+    DedicatedPublisher, Delayed, Draft, Encoder, Outgoing, Packing, PublishPlan, Published,
+    delayed::When,
     line::{Far, Line, Seat},
     link::{Link, is_over},
 };
@@ -24,7 +25,7 @@ use super::{
 /// Messages of all threads share one connection, in both directions at once: while one thread waits for
 /// its answer others write, and whoever waits first takes the answers in for all. A thread that publishes
 /// alone goes straight to the socket. Batches, messages above 64 KiB (key and type included) and those
-/// with a dedupe id take turns on a second connection, made when it is first needed.
+/// with a dedupe id or a delay take turns on a second connection, made when it is first needed.
 #[derive(Clone)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -154,6 +155,21 @@ impl Publisher {
         }
     }
 
+    /// Withdraws a message that was scheduled on this topic, by whatever publisher or process: true when it
+    /// will never be published. False when it is not there any more: it was published, or withdrawn before.
+    /// A message that was withdrawn leaves nothing behind but the marker of its dedupe id, if it has one.
+    ///
+    /// Blocks as a message with a delay does.
+    ///
+    /// # Errors
+    ///
+    /// The server refused or could not be reached. After an unknown outcome ask again; false may then mean
+    /// that the first call has withdrawn it.
+    pub fn cancel(&self, delayed: &Delayed) -> Result<bool> {
+        let by = Deadline::after(self.shared.plan.timeout);
+        self.shared.link(by)?.cancel(delayed, by)
+    }
+
     /// A publisher on a socket of its own, for the hottest thread.
     pub fn dedicated(&self) -> DedicatedPublisher {
         DedicatedPublisher::new(Arc::clone(&self.shared.plan))
@@ -172,6 +188,14 @@ impl Publish for &Publisher {
         let id = Desk::borrow(|desk| shared.publish(message, desk, by));
         id.map(Published::new)
             .inspect_err(|e| shared.plan.counts.failed(e))
+    }
+
+    fn delay(self, message: &Outgoing<'_>, when: When) -> Result<Delayed> {
+        let shared = &*self.shared;
+        let by = Deadline::after(shared.plan.timeout);
+        let link = shared.link(by);
+        let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
+        link.delay(message, when, by)
     }
 }
 

@@ -49,9 +49,9 @@ impl Streams {
         check_topic(&topic)?;
         check_consumer(&consumer)?;
         let name_guard = NameGuard::take(inner, &topic, &consumer)?;
-        let partitions = inner
-            .topics
-            .partitions(&topic, &inner.settings.topic(&topic));
+        let of_topic = inner.settings.topic(&topic);
+        let partitions = inner.topics.partitions(&topic, &of_topic);
+        inner.delays.watch(&topic, &of_topic, &partitions);
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
         let claims = self.claims(&settings, &consumer);
         let group = settings

@@ -104,6 +104,22 @@ impl Keys {
         format!("{}once:{{{tag}}}:", self.prefix)
     }
 
+    /// The messages that are to be published later, by when they are due: a sorted set. `tag` as for
+    /// [`once`](Self::once).
+    pub(crate) fn delays(&self, tag: &str) -> String {
+        format!("{}dl:{{{tag}}}", self.prefix)
+    }
+
+    /// Those messages themselves: a hash.
+    pub(crate) fn delay_items(&self, tag: &str) -> String {
+        format!("{}di:{{{tag}}}", self.prefix)
+    }
+
+    /// Which process publishes them. It expires by itself.
+    pub(crate) fn delay_lease(&self, tag: &str) -> String {
+        format!("{}dl:{{{tag}}}:mover", self.prefix)
+    }
+
     /// What the idempotency markers of a scope begin with; the id follows. Shared with peers.
     pub(crate) fn dedupe(&self, scope: &str) -> String {
         format!("{}dedupe:{{{scope}}}:", self.prefix)
@@ -217,6 +233,9 @@ mod tests {
         assert_eq!(keys.once("orders"), "re:once:{orders}:");
         let spread = keys.stream("orders", 3, false);
         assert_eq!(keys.once(&spread), "re:once:{re:s:orders:3}:");
+        assert_eq!(keys.delays("orders"), "re:dl:{orders}");
+        assert_eq!(keys.delay_items(&spread), "re:di:{re:s:orders:3}");
+        assert_eq!(keys.delay_lease("orders"), "re:dl:{orders}:mover");
         assert_eq!(keys.state("bets", "123"), "re:{bets}:state:123");
 
         let old = Keys::with_prefix("production:re:").unwrap();

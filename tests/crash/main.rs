@@ -19,6 +19,7 @@
 mod claims;
 #[path = "../common/mod.rs"]
 mod common;
+mod delays;
 mod forwards;
 mod kills;
 mod outages;

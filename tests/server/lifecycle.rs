@@ -462,9 +462,14 @@ fn nothing_is_left_of_a_consumer_that_stopped() {
         all
     };
     cycle(); // threads that the process keeps, such as the one that resolves names, are there now
-    expect("the watcher of topics, which stays, to be there", || {
-        !connections(&server, "streams-topics").is_empty()
-    });
+    expect(
+        "what stays to be there: who watches topics, who moves delayed messages",
+        || {
+            ["streams-topics", "streams-delays"]
+                .iter()
+                .all(|name| !connections(&server, name).is_empty())
+        },
+    );
     // The kernel lists a thread for a moment after it was joined.
     let ours = |t: &String| t.starts_with("lane") || t == "positions";
     expect("the consumer's threads to be gone", || {

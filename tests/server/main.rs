@@ -16,6 +16,7 @@ mod buffered;
 mod configured;
 mod content;
 mod contract;
+mod delayed;
 mod entry_ids;
 mod every_way;
 mod forwarder;

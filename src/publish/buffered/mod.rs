@@ -407,16 +407,25 @@ mod tests {
     use crate::{
         Outcome, TopicSettings,
         net::Target,
-        publish::{PublishCounts, TraceHook},
+        publish::{Delays, PublishCounts, Terms, TraceHook},
         wire::Keys,
     };
 
     const LONG: Duration = Duration::from_secs(20);
 
     fn shared(settings: ProducerSettings) -> Arc<Shared> {
+        let target = Arc::new(Target::parse("redis://127.0.0.1:1").expect("a URL"));
+        let keys = Keys::with_prefix("re:").expect("a prefix");
         let plan = PublishPlan {
-            target: Arc::new(Target::parse("redis://127.0.0.1:1").expect("a URL")),
-            keys: Keys::with_prefix("re:").expect("a prefix"),
+            delays: Arc::new(Delays::new(Terms {
+                target: Arc::clone(&target),
+                keys: keys.clone(),
+                client_name: "test".to_owned(),
+                timeout: LONG,
+                counts: Arc::default(),
+            })),
+            target,
+            keys,
             topic: "orders".to_owned(),
             settings: TopicSettings::default(),
             client_name: "test".to_owned(),

@@ -1,0 +1,165 @@
+//! The topics whose delayed messages are moved here, and the thread that does it.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Weak},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::{
+    TopicSettings, clock,
+    net::{Interrupt, STOP, Target},
+    wire::Keys,
+};
+
+use super::{
+    super::{AllCounts, Partitions},
+    mover::Mover,
+};
+
+/// Something is due before what the mover knows of.
+pub(super) const ADDED: u32 = 1 << 1;
+
+/// How long the end of the mover may take before it is cut off.
+pub(super) const GRACE: Duration = Duration::from_millis(300);
+
+/// What the mover is told once.
+pub(crate) struct Terms {
+    pub(crate) target: Arc<Target>,
+    pub(crate) keys: Keys,
+    pub(crate) client_name: String,
+    pub(crate) timeout: Duration,
+    pub(crate) counts: Arc<AllCounts>,
+}
+
+/// The topics whose delayed messages are moved, and the thread that does it. It ends when this is dropped.
+pub(crate) struct Delays {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<Thread>>,
+}
+
+struct Thread {
+    handle: JoinHandle<()>,
+    /// Disconnected when it has ended.
+    ended: Receiver<Infallible>,
+}
+
+/// What the mover and its handle share.
+pub(super) struct Shared {
+    pub(super) terms: Terms,
+    /// What tells this from all others that move or schedule: 16 digits.
+    pub(super) token: String,
+    pub(super) interrupt: Arc<Interrupt>,
+    pub(super) topics: Mutex<BTreeMap<String, Arc<Topic>>>,
+}
+
+pub(super) struct Topic {
+    pub(super) name: String,
+    pub(super) settings: TopicSettings,
+    /// Gone when nobody uses the topic any more.
+    pub(super) partitions: Weak<Partitions>,
+}
+
+impl Delays {
+    pub(crate) fn new(terms: Terms) -> Self {
+        let salt = (std::process::id(), clock::wall());
+        let token = format!("{:016x}", RandomState::new().hash_one(salt));
+        Self {
+            shared: Arc::new(Shared {
+                terms,
+                token,
+                interrupt: Arc::default(),
+                topics: Mutex::default(),
+            }),
+            thread: Mutex::default(),
+        }
+    }
+
+    pub(in crate::publish) fn token(&self) -> &str {
+        &self.shared.token
+    }
+
+    /// Moves what is delayed on this topic, for as long as somebody holds `partitions`.
+    pub(crate) fn watch(&self, name: &str, settings: &TopicSettings, partitions: &Arc<Partitions>) {
+        {
+            let mut topics = self.shared.topics.lock();
+            let partitions = Arc::downgrade(partitions);
+            if topics
+                .get(name)
+                .is_some_and(|t| t.partitions.ptr_eq(&partitions))
+            {
+                return;
+            }
+            let topic = Topic {
+                name: name.to_owned(),
+                settings: settings.clone(),
+                partitions,
+            };
+            topics.insert(name.to_owned(), Arc::new(topic));
+        }
+        self.start();
+    }
+
+    /// Has the mover look at once: something is due before what it knows of.
+    pub(in crate::publish) fn wake(&self) {
+        self.shared.interrupt.set(ADDED);
+    }
+
+    /// Starts the thread unless it runs. Without it others move what is delayed, if there are any.
+    fn start(&self) {
+        let mut thread = self.thread.lock();
+        if thread.is_some() {
+            return;
+        }
+        let (alive, ended) = bounded(0);
+        let shared = Arc::clone(&self.shared);
+        let started = thread::Builder::new()
+            .name("delays".into())
+            .spawn(move || move_all(&shared, alive));
+        match started {
+            Ok(handle) => *thread = Some(Thread { handle, ended }),
+            Err(e) => log::warn!("no thread to publish delayed messages: {e}; others have to"),
+        }
+    }
+}
+
+fn move_all(shared: &Arc<Shared>, alive: Sender<Infallible>) {
+    let mut mover = Mover::new(Arc::clone(shared));
+    // The logger is foreign code: its panic must not end the mover.
+    while catch_unwind(AssertUnwindSafe(|| mover.run())).is_err() {}
+    drop(alive);
+}
+
+impl Drop for Delays {
+    fn drop(&mut self) {
+        let Some(Thread { handle, ended }) = self.thread.lock().take() else {
+            return;
+        };
+        let interrupt = &self.shared.interrupt;
+        // A mover that sleeps has the time to hand its leases back; one that waits for a server has not.
+        interrupt.set(STOP);
+        if handle.thread().id() == thread::current().id() {
+            return; // the last handle was dropped by the logger
+        }
+        if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
+            interrupt.cut(STOP);
+        }
+        let _ = handle.join(); // a panic was caught where it happened
+    }
+}
+
+impl fmt::Debug for Delays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delays")
+            .field("token", &self.shared.token)
+            .finish_non_exhaustive()
+    }
+}
