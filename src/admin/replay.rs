@@ -9,6 +9,7 @@ use crate::{
         Connection,
         script::{Script, by_hash_first},
     },
+    queue::Origin,
     wire::{FIRST_ID, Headers, pack_one},
 };
 
@@ -21,6 +22,9 @@ pub enum ReplayTo {
     /// It is published as a new message on its partition, so that every consumer of the topic is given it,
     /// those included which handled it the first time.
     EveryConsumerOfTheTopic,
+    /// Only the consumer that failed at it is given it once more, which has to read the topic as a
+    /// [queue](crate::Delivery): its attempts begin anew, and it keeps its id.
+    ThisConsumer,
 }
 
 /// What became of a dead letter that was to be replayed.
@@ -106,12 +110,20 @@ impl DeadLetters {
         letter: &DeadLetter,
         to: ReplayTo,
     ) -> Result<Replay> {
-        let ReplayTo::EveryConsumerOfTheTopic = to;
-        let Some(fields) = fields(letter) else {
+        let keys = &self.shared.keys;
+        let (fields, stream) = match to {
+            ReplayTo::EveryConsumerOfTheTopic => {
+                let stream = keys.stream(&self.topic, letter.partition, true);
+                (fields(letter), stream)
+            }
+            ReplayTo::ThisConsumer => {
+                let stream = keys.retries(&self.topic, &self.consumer);
+                (fields_of_its_own(letter), stream)
+            }
+        };
+        let Some(fields) = fields else {
             return Ok(Replay::Malformed);
         };
-        let keys = &self.shared.keys;
-        let stream = keys.stream(&self.topic, letter.partition, true);
         let answer = by_hash_first(|form| {
             let (name, script) = REPLAY.named(form);
             let mut cmd = redis::cmd(name);
@@ -120,7 +132,7 @@ impl DeadLetters {
             cmd.arg(keys.dead_letters_meta(&self.topic, &self.consumer));
             cmd.arg(&*stream).arg(letter.id.to_string());
             for (name, value) in &fields {
-                cmd.arg(*name).arg(&value[..]);
+                cmd.arg(&name[..]).arg(&value[..]);
             }
             connection.ask::<Vec<u8>>(&cmd, self.timeout)
         });
@@ -141,8 +153,15 @@ impl DeadLetters {
             b'a' => Ok(Replay::Before(Replayed::parse(rest).ok_or_else(odd)?)),
             b'g' => Ok(Replay::Gone),
             b'n' => {
-                let what =
-                    "the partition has no stream under this key, so nobody would read it there";
+                let what = match to {
+                    ReplayTo::EveryConsumerOfTheTopic => {
+                        "the partition has no stream under this key, so nobody would read it there"
+                    }
+                    ReplayTo::ThisConsumer => {
+                        "the consumer does not read the topic as a queue, and has nothing of its own to replay \
+                         into: say ReplayTo::EveryConsumerOfTheTopic, if that is what should be"
+                    }
+                };
                 Err(Error::config(what)
                     .during("replay a dead letter")
                     .on_key(&*stream))
@@ -154,6 +173,21 @@ impl DeadLetters {
 
 /// Name and value.
 type Field<'a> = (&'a [u8], Cow<'a, [u8]>);
+
+/// The fields of an entry of the consumer's own retry stream. `None` when they make no proper message.
+fn fields_of_its_own(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
+    letter.message_type()?;
+    letter.body()?;
+    let own = Origin::anew(letter.partition, letter.first_id).pairs();
+    let own = own
+        .into_iter()
+        .map(|(name, value)| (name.as_bytes(), value.into_bytes().into()));
+    let message = letter
+        .fields
+        .iter()
+        .map(|(name, value)| (&name[..], value.into()));
+    Some(own.chain(message).collect())
+}
 
 /// The fields of the new message: those it had, and in its headers the id that it had first. `None` when they
 /// make no proper message.

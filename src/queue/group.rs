@@ -16,6 +16,7 @@ use crate::{
         Connection, Inbox, STOP,
         script::{Form, by_hash_first},
     },
+    publish::bucket::Due,
     quiet::{HeldBack, Quiet},
     wire::DeadLetterReason,
 };
@@ -36,6 +37,8 @@ use super::{
 const SUSPECT: u32 = 3;
 /// How often a lane whose claim may have ended looks whether it holds again.
 const LOOK: Duration = Duration::from_millis(20);
+/// How many own fields a letter about a broken item has, the times and the error included.
+const LETTER_PAIRS: &str = "12";
 /// So many finished messages are remembered when their group was lost, the newest.
 const MOST_FINISHED: usize = 100_000;
 
@@ -689,10 +692,54 @@ impl Group {
 
     /// Of the retry stream: has what is due moved into it. Says when the next will be.
     fn move_due(lane: &mut Lane<Self>) -> Result<Option<Duration>> {
-        if lane.progress.source != Source::Retries {
+        if lane.progress.source != Source::Retries || lane.reader.is_outstanding() {
             return Ok(None);
         }
-        Ok(None)
+        let (plan, slack) = (Arc::clone(&lane.progress.plan), lane.plan.read.slack);
+        let keys = &plan.keys;
+        let most = lane.plan.parking.keep.0.to_string();
+        // A letter about an item that nobody can read, as far as it is the same for all of them.
+        let letter = [
+            ["MAXLEN", "~"],
+            [&most, "*"],
+            ["!", LETTER_PAIRS],
+            ["!topic", &lane.context.topic],
+            ["!partition", "0"],
+            ["!first", "0-0"],
+            ["!last", "0-0"],
+            ["!attempts", "0"],
+            ["!deliveries", "0"],
+            ["!consumer", &lane.context.consumer],
+            ["!reason", DeadLetterReason::Malformed.as_str()],
+        ];
+        let letter: Vec<&[u8]> = letter.as_flattened().iter().map(|t| t.as_bytes()).collect();
+        let due = Due {
+            bucket: keys.bucket.as_bytes(),
+            items: keys.items.as_bytes(),
+            letters: Some((keys.letters.as_bytes(), &letter)),
+            targets: &[&keys.retries],
+        };
+        let Some(connection) = lane.reader.connection() else {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "move what is due",
+                "not connected",
+            ));
+        };
+        let moved = due.publish(connection, slack)?;
+        if let Some(e) = moved.refused {
+            return Err(e.on_key(keys.retries.as_bytes()));
+        }
+        for (item, why) in &moved.put_off {
+            if let Some(held) = lane.progress.quiet_gone.permit() {
+                log::error!(
+                    "{lane}: the item {item:?} of {} cannot be moved: {why}{}",
+                    keys.bucket,
+                    HeldBack(held)
+                );
+            }
+        }
+        Ok(moved.next)
     }
 }
 

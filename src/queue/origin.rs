@@ -15,7 +15,7 @@ use crate::{StreamId, batch::Record, net::resp::Cursor, wire::decimal};
 
 /// What an entry was when it was published, and how it fared since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Origin {
+pub(crate) struct Origin {
     pub(super) partition: u32,
     pub(super) first: StreamId,
     pub(super) since_ms: u64,
@@ -26,8 +26,18 @@ pub(super) struct Origin {
 const OWN: usize = 5;
 
 impl Origin {
+    /// Of a message that begins anew, as one that is replayed does.
+    pub(crate) fn anew(partition: u32, first: StreamId) -> Self {
+        Self {
+            partition,
+            first,
+            since_ms: 0,
+            attempts: 0,
+        }
+    }
+
     /// The own fields, as they are stored.
-    pub(super) fn pairs(&self) -> [(&'static str, String); OWN] {
+    pub(crate) fn pairs(&self) -> [(&'static str, String); OWN] {
         [
             ("!", OWN.to_string()),
             ("!partition", self.partition.to_string()),
