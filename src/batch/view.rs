@@ -34,6 +34,8 @@ pub(crate) struct Context {
     pub(crate) fence: Arc<Fence>,
     /// How often the messages in hand have been handed over, this time included.
     pub(crate) attempt: AtomicU32,
+    /// Whether they come in the order in which they were published.
+    pub(crate) in_order: bool,
 }
 
 impl Context {
@@ -357,6 +359,11 @@ impl<'a> Message<'a> {
     /// The topic it comes from.
     pub fn topic(&self) -> &'a str {
         &self.context.topic
+    }
+
+    /// Whether it comes in the order in which its partition's messages were published.
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.context.in_order
     }
 
     /// The name of the consumer that reads it.

@@ -25,6 +25,7 @@ fn context() -> Context {
         partition: 3,
         interrupt: Arc::default(),
         fence: Arc::new(Fence::open()),
+        in_order: true,
         attempt: AtomicU32::new(1),
     }
 }

@@ -73,7 +73,7 @@ impl<P: Progress> Lane<P> {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
-            let now_ms = clock::coarse_ms();
+            let mut now_ms = clock::coarse_ms();
             let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
             if called || !self.plan.fence.holds_at(now_ms) {
                 match self.heed_signals() {
@@ -84,10 +84,12 @@ impl<P: Progress> Lane<P> {
             let permit = match &self.plan.permits {
                 None => None,
                 Some(permits) => {
-                    let Some(permit) = permits.take(&self.context.interrupt, CALLED | PAUSE) else {
-                        continue; // called away
-                    };
-                    Some(permit)
+                    let permit = permits.take(&self.context.interrupt, CALLED | PAUSE);
+                    now_ms = clock::coarse_ms();
+                    if permit.is_none() || !self.plan.fence.holds_at(now_ms) {
+                        continue; // called away, or not ours any more after the wait
+                    }
+                    permit
                 }
             };
             attempts.made += 1;

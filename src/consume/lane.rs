@@ -35,6 +35,9 @@ use super::{
 pub(crate) const PAUSE: u32 = 1 << 1;
 /// Set, with [`STOP`], when the partition is not ours any more: what the lane is at does not count.
 pub(crate) const LOST: u32 = 1 << 4;
+/// The number of a lane that reads what is to be handed over once more, which is no partition.
+pub(crate) const RETRIES: u32 = u32::MAX;
+
 /// What calls a lane away from whatever it waits for.
 pub(crate) const CALLED: u32 = STOP | RESET;
 
@@ -95,6 +98,8 @@ pub(crate) enum Flow {
 /// One partition being read, with its progress kept as `P` does.
 pub(crate) struct Lane<P> {
     pub(crate) plan: Arc<Plan>,
+    /// For people.
+    name: Box<str>,
     pub(crate) reader: Reader,
     pub(crate) handler: Handler,
     pub(crate) context: Context,
@@ -133,7 +138,11 @@ pub(crate) struct Seat {
 
 impl fmt::Display for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}[{}]/{}", self.topic, self.partition, self.consumer)
+        let (topic, consumer) = (&self.topic, &self.consumer);
+        match self.partition {
+            RETRIES => write!(f, "{topic}[retries]/{consumer}"),
+            partition => write!(f, "{topic}[{partition}]/{consumer}"),
+        }
     }
 }
 
@@ -178,9 +187,15 @@ impl<P: Progress> Lane<P> {
     }
 
     fn new(plan: Arc<Plan>, seat: &Seat, progress: P) -> Self {
-        if let Some(f) = &plan.on_start {
+        if let Some(f) = plan.on_start.as_ref().filter(|_| seat.partition != RETRIES) {
             f(seat.partition);
         }
+        // Of all partitions, and this is the first.
+        let partition = if seat.partition == RETRIES {
+            0
+        } else {
+            seat.partition
+        };
         let reader = Reader::new(
             Arc::clone(&plan.read),
             Arc::clone(&plan.target),
@@ -191,15 +206,17 @@ impl<P: Progress> Lane<P> {
             progress.start(),
         );
         Self {
-            handler: (plan.factory)(seat.partition),
+            name: seat.to_string().into(),
+            handler: (plan.factory)(partition),
             reader,
             context: Context {
                 topic: Arc::clone(&seat.topic),
                 consumer: Arc::clone(&seat.consumer),
-                partition: seat.partition,
+                partition,
                 interrupt: Arc::clone(&seat.interrupt),
                 fence: Arc::clone(&plan.fence),
                 attempt: AtomicU32::new(1),
+                in_order: plan.read.group.is_none(),
             },
             monitor: Arc::clone(&seat.monitor),
             quiet_failures: Quiet::default(),
@@ -410,7 +427,6 @@ impl<P: Progress> Lane<P> {
 
 impl<P> fmt::Display for Lane<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let c = &self.context;
-        write!(f, "{}[{}]/{}", c.topic, c.partition, c.consumer)
+        f.write_str(&self.name)
     }
 }

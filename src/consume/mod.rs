@@ -23,7 +23,7 @@ pub(crate) use deliver::{Classify, Handler, HandlerFactory};
 pub(crate) use extent::{Extent, last_entry};
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
 pub use gap::{Gap, GapCause};
-pub(crate) use lane::{Flow, LOST, Lane, LaneEnd, PAUSE, Plan, Seat};
+pub(crate) use lane::{Flow, LOST, Lane, LaneEnd, PAUSE, Plan, RETRIES, Seat};
 pub(crate) use park::{Backoff, Failures, Parking};
 pub(crate) use permits::Permits;
 pub(crate) use positions::Positions;

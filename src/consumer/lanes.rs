@@ -16,10 +16,9 @@ use parking_lot::Mutex;
 use super::FailHook;
 use crate::{
     Error, ErrorKind, LaneState, Result, clock,
-    consume::{LOST, PAUSE, Plan, Seat, Seats},
+    consume::{LOST, PAUSE, Plan, RETRIES, Seat, Seats},
     monitor::Monitor,
     net::STOP,
-    queue::RETRIES,
     streams::WeakStreams,
 };
 

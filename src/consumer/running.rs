@@ -21,13 +21,14 @@ use super::{
 use crate::{
     Error, ErrorKind, LaneState, PartitionStatus, Result, clock,
     consume::{
-        self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Plan, Positions, Resets, Rhythm, Seat, Stored,
+        self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Plan, Positions, RETRIES, Resets, Rhythm, Seat,
+        Stored,
     },
     net::{Connection, Interrupt, STOP},
     ownership::{self, Claims, Ownership},
     position::{Snapshot, Table},
     publish::Partitions,
-    queue::{Group, GroupPlan, Keeper, RETRIES},
+    queue::{Group, GroupPlan, Keeper},
     streams::NameGuard,
 };
 
@@ -470,7 +471,11 @@ impl Running {
 
     /// Who owns what, as was seen at the last renewal.
     pub(crate) fn ownership(&self) -> Ownership {
-        self.claims.desk().ownership()
+        let mut seen = self.claims.desk().ownership();
+        if self.shares {
+            seen.owned = (0..self.table.len()).collect(); // as every other member does
+        }
+        seen
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = PartitionStatus> {
@@ -501,6 +506,9 @@ impl Running {
             handled: m.handled.load(Ordering::Relaxed),
             skipped: m.skipped.load(Ordering::Relaxed),
             parked: m.parked.load(Ordering::Relaxed),
+            retried: m.retried.load(Ordering::Relaxed),
+            late: m.late.load(Ordering::Relaxed),
+            pending: self.group.as_ref().and_then(|g| g.pending(seat.partition)),
             failures: m.failures.load(Ordering::Relaxed),
             filtered: m.filtered.load(Ordering::Relaxed),
             connects: m.connects.load(Ordering::Relaxed),

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{LaneState, Ownership, Snapshot, Standing};
+use crate::{LaneState, Ownership, Snapshot, Standing, consume};
 
 /// One partition of one consumer, as it is right now.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub struct PartitionStatus {
     pub topic: Arc<str>,
     /// The consumer's name.
     pub consumer: Arc<str>,
-    /// The partition.
+    /// The partition, or [`RETRIES`](Self::RETRIES).
     pub partition: u32,
     /// What its lane is doing.
     pub state: LaneState,
@@ -28,6 +28,14 @@ pub struct PartitionStatus {
     pub skipped: u64,
     /// Messages that became dead letters since start; see [`Admin::dead_letters`](crate::Admin::dead_letters).
     pub parked: u64,
+    /// In the queue modes: messages that were put aside since start, to be handed over again later.
+    pub retried: u64,
+    /// In the queue modes: messages that were finished here when another member had taken them over: they were
+    /// handled twice.
+    pub late: u64,
+    /// In the queue modes: messages that were given to a member and are not acknowledged, whichever member that
+    /// is, when that was last looked at.
+    pub pending: Option<u64>,
     /// Failed handler calls since start, each retry of a blocked message included.
     pub failures: u64,
     /// Entries that the consumer's filter left out since start.
@@ -52,6 +60,10 @@ pub struct PartitionStatus {
 }
 
 impl PartitionStatus {
+    /// The number in the place of a partition's where a [queue](crate::Delivery) reads what it hands over once
+    /// more: that has a lane of its own, with messages of all partitions.
+    pub const RETRIES: u32 = consume::RETRIES;
+
     /// Whether it ended because it was told to: that is nothing to worry about.
     fn was_dismissed(&self) -> bool {
         self.state == LaneState::Stopped && self.reason.is_empty()
@@ -60,7 +72,11 @@ impl PartitionStatus {
 
 impl fmt::Display for PartitionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}[{}]/{}", self.topic, self.partition, self.consumer)
+        let (topic, consumer) = (&self.topic, &self.consumer);
+        match self.partition {
+            Self::RETRIES => write!(f, "{topic}[retries]/{consumer}"),
+            partition => write!(f, "{topic}[{partition}]/{consumer}"),
+        }
     }
 }
 
@@ -297,6 +313,9 @@ mod tests {
             handled: 0,
             skipped: 0,
             parked: 0,
+            retried: 0,
+            late: 0,
+            pending: None,
             failures: 0,
             filtered: 0,
             connects: 1,

@@ -78,13 +78,14 @@ struct Desk {
 
 /// Where something to be forwarded comes from: an ordered source, a position in it, and a dedupe id.
 ///
-/// Sources must be in order: what lies at or below the mark counts as forwarded. A work queue is none,
-/// for there a message may come after one that was published later.
+/// Sources must be in order: what lies at or below the mark counts as forwarded. A [queue](crate::Delivery) is
+/// none, for there a message may come after one that was published later: what is read from one is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Source<'a> {
     name: Cow<'a, str>,
     position: StreamId,
     dedupe_id: Cow<'a, [u8]>,
+    in_order: bool,
 }
 
 impl<'a> Source<'a> {
@@ -94,7 +95,10 @@ impl<'a> Source<'a> {
     pub fn of(message: &Message<'_>) -> Source<'static> {
         let (topic, partition) = (message.topic(), message.partition());
         let name = format!("{topic}:{partition}/{}", message.consumer());
-        Source::in_order(name, message.id())
+        Source {
+            in_order: message.is_in_order(),
+            ..Source::in_order(name, message.id())
+        }
     }
 
     /// A source of your own, which you know to be in order, by a name that nothing else forwarded to the
@@ -105,6 +109,7 @@ impl<'a> Source<'a> {
             dedupe_id: format!("{name}:{position}").into_bytes().into(),
             name,
             position,
+            in_order: true,
         }
     }
 
@@ -296,6 +301,13 @@ impl Forwarder {
         let refused = |why| Err(Error::new(ErrorKind::Argument, "forward", why));
         if messages.is_empty() {
             return refused("there is nothing to forward: step over the message instead");
+        }
+        if !source.in_order {
+            return refused(
+                "the message was read from a queue (Delivery WorkQueue or LeasedQueue), where it may come after \
+                 one that was published later, which would then count as forwarded: read the topic with Delivery \
+                 Ordered, or publish with a dedupe id instead",
+            );
         }
         if source.name.trim().is_empty() {
             return refused("the name of the source is blank");

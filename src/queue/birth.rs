@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     Result, StreamId,
-    consume::{Extent, Stored},
+    consume::{Extent, RETRIES, Stored},
     error::Error,
     net::Connection,
 };
@@ -32,6 +32,8 @@ impl Birth {
 /// How far a group was when that was written down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mark {
+    /// How many were delivered and not acknowledged; not written down.
+    pub(super) many: u64,
     /// The first that was delivered and not acknowledged.
     pub(super) pending: Option<StreamId>,
     /// The last that was delivered.
@@ -44,6 +46,7 @@ impl Mark {
         let blank = text.iter().position(|b| *b == b' ')?;
         let (pending, delivered) = (&text[..blank], &text[blank + 1..]);
         Some(Self {
+            many: 0,
             pending: match pending {
                 b"" => None,
                 id => Some(StreamId::parse(id)?),
@@ -80,7 +83,7 @@ impl fmt::Display for Mark {
 
 /// The field of the hash of diagnostics that holds the mark of a lane.
 pub(super) fn mark_field(lane: u32) -> String {
-    match super::RETRIES {
+    match RETRIES {
         retries if retries == lane => "retries:group".into(),
         _ => format!("{lane}:group"),
     }
@@ -116,7 +119,7 @@ impl GroupPlan {
         streams: &[Box<[u8]>],
     ) -> Result<Vec<Stored>> {
         let all = (0..).zip(streams.iter().map(|s| &**s));
-        for (lane, stream) in all.chain([(super::RETRIES, self.keys.retries.as_bytes())]) {
+        for (lane, stream) in all.chain([(RETRIES, self.keys.retries.as_bytes())]) {
             if let Some(Reborn {
                 after,
                 why,
@@ -181,7 +184,7 @@ pub(super) fn again(
         .flatten()
         .min_by_key(|m| m.finished());
     let fresh = match lane {
-        super::RETRIES => Birth::After(StreamId::MIN),
+        RETRIES => Birth::After(StreamId::MIN),
         _ => plan.birth,
     };
     let (mut birth, mut why) = match mark {

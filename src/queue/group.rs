@@ -1,6 +1,8 @@
 //! Progress as acknowledgements: what a lane does that is a member of a consumer group.
 
 use std::{
+    collections::BTreeMap,
+    mem,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -9,7 +11,7 @@ use crate::{
     LaneState, Result, StreamId,
     batch::{Aside, Record},
     clock,
-    consume::{Before, Brought, Failures, Flow, Lane, Plan, Progress, RESET, Seat},
+    consume::{Before, Brought, Failures, Flow, Handler, Lane, Plan, Progress, RESET, Seat},
     error::{Error, ErrorKind, Outcome},
     monitor::count,
     net::{
@@ -66,6 +68,8 @@ pub(crate) struct Group {
     given: Vec<(StreamId, u32)>,
     /// The records before this one have their acknowledgement, or owe it.
     settled: usize,
+    /// Of the retry stream, whose messages are of all partitions: the handlers of those that none is in hand of.
+    handlers: BTreeMap<u32, Handler>,
     quiet_late: Quiet,
     quiet_gone: Quiet,
 }
@@ -100,6 +104,7 @@ impl Group {
                 has_acked: false,
                 known: Vec::new(),
                 settled: 0,
+                handlers: BTreeMap::new(),
                 quiet_late: Quiet::default(),
                 quiet_gone: Quiet::default(),
             })
@@ -153,6 +158,14 @@ impl Progress for Group {
                 Self::heal(lane, &e)?;
                 Ok(Brought::Nothing)
             }
+            Err(e) => {
+                if let Some(lease) = &lane.progress.plan.lease
+                    && matches!(e.server_code(), Some("UNCLAIMED" | "CLAIMED"))
+                {
+                    lease.desk().look_again();
+                }
+                Err(e)
+            }
             read => read,
         }
     }
@@ -190,7 +203,7 @@ impl Progress for Group {
         }
         progress.known.clear();
         if given_before || progress.source == Source::Retries {
-            let given = std::mem::take(&mut progress.given);
+            let given = mem::take(&mut progress.given);
             for record in records.iter_mut() {
                 let mut known = progress.unknown(record);
                 let before = given.binary_search_by_key(&record.id, |(id, _)| *id);
@@ -242,13 +255,16 @@ impl Progress for Group {
             lane.context.attempt.store(made, Relaxed);
             return;
         };
+        let partition = known.origin.partition;
         let attempt = known
             .origin
             .attempts
             .saturating_add(known.before)
             .saturating_add(made);
         lane.context.attempt.store(attempt, Relaxed);
-        lane.context.partition = known.origin.partition;
+        if partition != lane.context.partition {
+            lane.change_to(partition);
+        }
     }
 
     fn before(&self, start: usize) -> Before {
@@ -740,6 +756,18 @@ impl Group {
             }
         }
         Ok(moved.next)
+    }
+}
+
+impl Lane<Group> {
+    /// Has the handler of another partition, which is made when there is none yet: each is given the messages
+    /// of its own.
+    fn change_to(&mut self, partition: u32) {
+        let other = self.progress.handlers.remove(&partition);
+        let other = other.unwrap_or_else(|| (self.plan.factory)(partition));
+        let before = mem::replace(&mut self.handler, other);
+        let of = mem::replace(&mut self.context.partition, partition);
+        self.progress.handlers.insert(of, before);
     }
 }
 

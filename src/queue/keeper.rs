@@ -11,6 +11,7 @@ use redis::Value;
 
 use crate::{
     Result, StreamId, clock,
+    consume::RETRIES,
     error::{Error, ErrorKind},
     fence::Fence,
     net::{
@@ -151,7 +152,7 @@ impl Keeper {
             if hand.is_busy_for(BUSY_MS) {
                 continue;
             }
-            let shared = self.terms.shares || *n == super::RETRIES;
+            let shared = self.terms.shares || *n == RETRIES;
             if shared && (changed || due || was_dead) {
                 self.take_from_the_dead(*n, stream, hand, &mut connected)?;
             }
@@ -198,6 +199,7 @@ impl Keeper {
             return Ok(());
         };
         let mark = Mark {
+            many: pending,
             pending: StreamId::parse(first.as_bytes()).filter(|_| pending > 0),
             delivered,
         };

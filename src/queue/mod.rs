@@ -22,4 +22,4 @@ pub(crate) use birth::Birth;
 pub(crate) use group::Group;
 pub(crate) use keeper::{Keeper, Terms, member_of};
 pub(crate) use origin::Origin;
-pub(crate) use plan::{GroupKeys, GroupPlan, Lanes, RETRIES};
+pub(crate) use plan::{GroupKeys, GroupPlan, Lanes};

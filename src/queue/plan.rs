@@ -8,7 +8,7 @@ use redis::Cmd;
 
 use crate::{
     AckDelete, Result, StreamId,
-    consume::Member,
+    consume::{Member, RETRIES},
     net::{
         Connection, resp,
         script::{Form, Script},
@@ -21,9 +21,6 @@ use super::{
     birth::{Birth, Mark},
     hand::Hand,
 };
-
-/// The number of the lane that reads the retry stream, which is no partition.
-pub(crate) const RETRIES: u32 = u32::MAX;
 
 /// What a lane reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +120,11 @@ impl Lanes {
 }
 
 impl GroupPlan {
+    /// How many messages of a lane's stream are given out and not acknowledged, as was last seen.
+    pub(crate) fn pending(&self, lane: u32) -> Option<u64> {
+        self.marks.lock().get(&lane).map(|mark| mark.many)
+    }
+
     /// Whether the group was given everything up to `tail` of a stream, and this member has nothing of it in its
     /// hands. Blocks for two round trips.
     pub(crate) fn is_through(

@@ -1,6 +1,13 @@
 //! Partitions read through a consumer group: who is given what, and what becomes of it.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
 
 use streamlane::{
     testing::{PrivateServer, Reply},
@@ -10,7 +17,6 @@ use streamlane::{
 use crate::support::*;
 
 pub(crate) const SHORT: Duration = Duration::from_millis(100);
-const NONE: Duration = Duration::ZERO;
 
 /// A member of the group `c` that shares the topic's messages with others.
 pub(crate) fn worker(streams: &Streams, topic: &str) -> ConsumerBuilder {
@@ -121,5 +127,264 @@ fn what_fails_is_tried_again_later_and_then_it_is_a_dead_letter_while_others_go_
         server.command(&["XLEN", "re:rt:{retried}:c"]).unwrap(),
         Reply::Int(0)
     );
-    let _ = NONE;
+}
+
+/// A member of the group `c` that owns partitions, and acknowledges each message.
+pub(crate) fn owner(streams: &Streams, topic: &str) -> ConsumerBuilder {
+    let builder = streams.consumer(topic).name("c");
+    let builder = builder.delivery(Delivery::LeasedQueue).block(SHORT);
+    builder.lease_ttl(Duration::from_secs(1)).lease_renew(SHORT)
+}
+
+#[test]
+fn owners_keep_the_order_and_the_next_begins_with_what_the_last_left() {
+    let server = server();
+    let pods = ["a", "b"].map(|pod| as_pod(&server, "leased-queue", 1, pod));
+    let seen = Seen::<String>::default();
+    publish(&pods[0], "leased-queue", 0..50);
+    let begun = Seen::default();
+    let first = {
+        let (seen, begun) = (seen.clone(), begun.clone());
+        owner(&pods[0], "leased-queue")
+            .shutdown_timeout(Duration::from_secs(5))
+            .shared(move |m: &Message<'_>| {
+                let text = String::from_utf8_lossy(m.body()).into_owned();
+                if text == "20" {
+                    begun.push(());
+                    expect("the stop", || m.is_cancelled());
+                    return Err("not finished".into());
+                }
+                seen.push(text);
+                Ok(())
+            })
+    };
+    let first = first.start().unwrap();
+    begun.wait_for(1);
+    let second = recording(owner(&pods[1], "leased-queue"), &seen)
+        .start()
+        .unwrap();
+    first.stop();
+    publish(&pods[0], "leased-queue", 50..60);
+    seen.wait_for(60);
+    second.drain(PATIENCE).unwrap();
+    assert_eq!(
+        seen.all(),
+        (0..60).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+    assert_eq!(pending(&server, &stream("leased-queue", 0)), 0);
+}
+
+#[test]
+fn a_name_keeps_what_is_finished_in_one_way_on_a_topic() {
+    let server = server();
+    let streams = open(&server.url(), "two-modes", 1);
+    let seen = Seen::default();
+    let ordered = || streams.consumer("two-modes").name("c");
+    drop(recording(ordered(), &seen).start().unwrap());
+    let e = recording(worker(&streams, "two-modes"), &seen)
+        .start()
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Config);
+    assert!(
+        e.to_string().contains("positions") && e.to_string().contains("group"),
+        "{e}"
+    );
+    let queue = || worker(&streams, "two-modes").name("q");
+    drop(recording(queue(), &seen).start().unwrap());
+    let e = recording(queue().delivery(Delivery::Ordered), &seen)
+        .start()
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Config, "{e}");
+    drop(
+        recording(queue().delivery(Delivery::LeasedQueue), &seen)
+            .start()
+            .unwrap(),
+    );
+}
+
+#[test]
+fn what_is_read_from_a_queue_is_not_forwarded() {
+    let server = server();
+    let streams = open(&server.url(), "not-forwarded", 1);
+    let forwarder = streams.forwarder("elsewhere").unwrap();
+    let told = Seen::default();
+    let handle = {
+        let told = told.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            let out = [Outgoing::new("T", m.body())];
+            told.push(
+                forwarder
+                    .forward(&Source::of(m), &out)
+                    .unwrap_err()
+                    .to_string(),
+            );
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, "not-forwarded")
+        .shared(handle)
+        .start()
+        .unwrap();
+    publish(&streams, "not-forwarded", 0..1);
+    let told = told.wait_for(1);
+    assert!(told[0].contains("read from a queue"), "{told:?}");
+    consumer.stop();
+}
+
+#[test]
+fn what_is_finished_is_deleted_where_nobody_else_reads_it() {
+    let server = server();
+    let streams = open(&server.url(), "deleted", 1);
+    let seen = Seen::default();
+    let builder = worker(&streams, "deleted").ack_delete(AckDelete::Immediate);
+    let consumer = recording(builder, &seen).start().unwrap();
+    publish(&streams, "deleted", 0..50);
+    consumer.drain(PATIENCE).unwrap();
+    assert_eq!(seen.len(), 50);
+    assert_eq!(
+        server.command(&["XLEN", &stream("deleted", 0)]).unwrap(),
+        Reply::Int(0)
+    );
+}
+
+#[test]
+fn no_more_calls_run_at_once_than_may_and_a_paused_consumer_makes_none() {
+    let server = server();
+    let streams = open(&server.url(), "in-flight", 4);
+    let running_now = Arc::new(AtomicU32::new(0));
+    let most = Arc::new(AtomicU32::new(0));
+    let done = Seen::default();
+    let handle = {
+        let (now, most, done) = (running_now.clone(), most.clone(), done.clone());
+        move |_: &Message<'_>| -> HandlerResult {
+            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            thread::sleep(Duration::from_millis(5));
+            now.fetch_sub(1, SeqCst);
+            done.push(());
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, "in-flight")
+        .max_in_flight(2)
+        .shared(handle)
+        .start()
+        .unwrap();
+    let publisher = streams.publisher("in-flight").unwrap();
+    let more = |n: u32| {
+        for n in 0..n {
+            publisher.publish(n.to_string(), "T", b"").unwrap();
+        }
+    };
+    more(100);
+    done.wait_for(100);
+    assert_eq!(most.load(SeqCst), 2);
+    consumer.pause();
+    expect("no call", || running_now.load(SeqCst) == 0);
+    thread::sleep(SHORT);
+    let before = done.len();
+    more(20);
+    thread::sleep(2 * SHORT);
+    assert!(done.len() <= before + 2, "{} after {before}", done.len());
+    consumer.resume();
+    done.wait_for(120);
+    consumer.stop();
+}
+
+#[test]
+fn a_slow_handler_keeps_what_it_has_and_what_the_dead_had_is_taken_over() {
+    let server = server();
+    let pods = ["slow", "other"].map(|pod| as_pod(&server, "kept-alive", 1, pod));
+    let idle = 3 * SHORT;
+    let (begun, go, seen) = (
+        Seen::default(),
+        Arc::new(AtomicU32::new(0)),
+        Seen::default(),
+    );
+    let handle = {
+        let (begun, go, seen) = (begun.clone(), go.clone(), seen.clone());
+        move |m: &Message<'_>| -> HandlerResult {
+            begun.push(());
+            expect("the signal", || go.load(SeqCst) > 0);
+            seen.push(String::from_utf8_lossy(m.body()).into_owned());
+            Ok(())
+        }
+    };
+    let claims = |b: ConsumerBuilder| b.claim_idle(idle).claim_interval(SHORT / 2);
+    let slow = claims(worker(&pods[0], "kept-alive"))
+        .shared(handle)
+        .start()
+        .unwrap();
+    publish(&pods[0], "kept-alive", 0..3);
+    begun.wait_for(1);
+    // one of somebody who is no more, and never was one of ours
+    let key = stream("kept-alive", 0);
+    publish(&pods[0], "kept-alive", 3..4);
+    let read = [
+        "XREADGROUP",
+        "GROUP",
+        "c",
+        "ghost",
+        "COUNT",
+        "10",
+        "STREAMS",
+        &key,
+        ">",
+    ];
+    let ghost = server.command(&read).unwrap();
+    assert_eq!(
+        ghost.items()[0].items()[1].items().len(),
+        1,
+        "the slow one has the others"
+    );
+    let other = recording(claims(worker(&pods[1], "kept-alive")), &seen)
+        .start()
+        .unwrap();
+    seen.wait_for(1);
+    thread::sleep(3 * idle);
+    assert_eq!(seen.all(), ["3"], "of the slow one's nothing was claimed");
+    let counts = server
+        .command(&["XPENDING", &key, "c", "-", "+", "10"])
+        .unwrap();
+    assert!(
+        counts.items().iter().all(|e| e.items()[3] == Reply::Int(1)),
+        "{counts:?}"
+    );
+    go.store(1, SeqCst);
+    seen.wait_for(4);
+    slow.stop();
+    other.stop();
+    assert_eq!(pending(&server, &key), 0);
+    assert_eq!(seen.len(), 4);
+}
+
+#[test]
+fn a_group_that_is_lost_is_made_again_where_it_was() {
+    let server = server();
+    let streams = open(&server.url(), "lost-group", 1);
+    let seen = Seen::default();
+    let consumer = recording(worker(&streams, "lost-group"), &seen)
+        .start()
+        .unwrap();
+    publish(&streams, "lost-group", 0..20);
+    seen.wait_for(20);
+    let key = stream("lost-group", 0);
+    let marked = || {
+        let mark = server
+            .command(&["HGET", "re:p:{lost-group}:c:meta", "0:group"])
+            .unwrap()
+            .text();
+        mark.starts_with(' ') && !mark.ends_with(" 0-0")
+    };
+    expect("all acknowledged, and that is written down", marked);
+    server.command(&["XGROUP", "DESTROY", &key, "c"]).unwrap();
+    publish(&streams, "lost-group", 20..25);
+    seen.wait_for(25);
+    consumer.drain(PATIENCE).unwrap();
+    assert_eq!(
+        seen.all(),
+        (0..25).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+    let told = warned("lost-group[0]/c");
+    let lost: Vec<_> = told.iter().filter(|l| l.contains("LOST")).collect();
+    assert_eq!(lost.len(), 1, "{told:?}");
 }

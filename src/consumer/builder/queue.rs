@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{super::running::Running, ConsumerBuilder};
 use crate::{
     AckDelete, ConsumerSettings, Delivery, OnError, Result,
+    consume::RETRIES,
     net::Target,
-    queue::{GroupPlan, Keeper, RETRIES, Terms},
+    queue::{GroupPlan, Keeper, Terms},
 };
 
 /// Messages as work to be shared.
