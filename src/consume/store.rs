@@ -11,8 +11,7 @@ use std::{
 };
 
 use crate::{
-    Delivery, Result, StreamId,
-    error::{Error, ErrorKind},
+    Result, StreamId,
     net::{Connection, resp},
     ownership::{Claims, Lease, Rivals},
     wire::{InstanceId, Keys, Ordinal, POSITION_MAX, PositionValue, ResetMarker},
@@ -26,11 +25,6 @@ pub(crate) const GROUP: usize = 8;
 /// The field of the meta hash that says how many partitions of the topic the consumer has known. Those
 /// beyond were added later: nothing of them was passed over, whatever a start point says.
 const KNOWN: &str = "partitions";
-
-/// The field of the meta hash that says in which way a consumer keeps what is finished: a name has one.
-const MODE: &str = "mode";
-const GROUP_MODE: &[u8] = b"group";
-const POSITION_MODE: &[u8] = b"positions";
 
 /// The position hashes of one consumer.
 #[derive(Clone, Debug)]
@@ -159,49 +153,6 @@ impl PositionStore {
             positions,
             known: known.and_then(|n| str::from_utf8(&n).ok()?.parse().ok()),
         })
-    }
-
-    /// Refuses a name that is used in another mode of delivery on this topic, and writes the mode down. Blocks
-    /// for two round trips.
-    pub(crate) fn keep_to(
-        &self,
-        connection: &mut Connection,
-        delivery: Delivery,
-        timeout: Duration,
-    ) -> Result<()> {
-        let ours: &[u8] = if delivery.is_queue() {
-            GROUP_MODE
-        } else {
-            POSITION_MODE
-        };
-        let mut written = redis::cmd("HGET");
-        written.arg(&*self.meta_key).arg(MODE);
-        let mut positions = redis::cmd("EXISTS");
-        positions.arg(&*self.positions_key);
-        let written: Option<Vec<u8>> = connection.ask(&written, timeout)?;
-        let there = match written {
-            Some(mode) => mode,
-            None if connection.ask::<u64>(&positions, timeout)? > 0 => POSITION_MODE.to_vec(),
-            None => {
-                let mut write = redis::cmd("HSET");
-                write.arg(&*self.meta_key).arg(MODE).arg(ours);
-                return connection.call(&write, timeout).map(drop);
-            }
-        };
-        if there == ours {
-            return Ok(());
-        }
-        let [kept, asked] = [&there[..], ours].map(|mode| match mode {
-            GROUP_MODE => "a consumer group (Delivery WorkQueue or LeasedQueue)",
-            _ => "positions (Delivery Ordered)",
-        });
-        let what = format!(
-            "this consumer name keeps what is finished as {kept} on this topic, and is to keep it as {asked}: \
-             what is finished in one is not in the other; use another Consumer name, or delete the {MODE:?} \
-             field of {} when nobody uses the name any more",
-            String::from_utf8_lossy(&self.meta_key)
-        );
-        Err(Error::new(ErrorKind::Config, "start", what))
     }
 
     /// Says that the positions of so many partitions are stored.

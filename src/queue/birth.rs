@@ -3,13 +3,13 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    Result, StreamId,
+    AckDelete, Result, StreamId,
     consume::{Extent, RETRIES, Stored},
-    error::Error,
+    error::{Error, ErrorKind},
     net::Connection,
 };
 
-use super::plan::GroupPlan;
+use super::{low_water::groups, plan::GroupPlan};
 
 /// Where groups begin that there is no mark of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,6 +118,9 @@ impl GroupPlan {
         connection: &mut Connection,
         streams: &[Box<[u8]>],
     ) -> Result<Vec<Stored>> {
+        if self.ack_delete == AckDelete::Immediate {
+            self.refuse_others(connection, streams)?;
+        }
         let all = (0..).zip(streams.iter().map(|s| &**s));
         for (lane, stream) in all.chain([(RETRIES, self.keys.retries.as_bytes())]) {
             if let Some(Reborn {
@@ -135,6 +138,26 @@ impl GroupPlan {
             }
         }
         Ok(vec![Stored::default(); streams.len()])
+    }
+
+    /// Refuses to delete what other groups have not read, whoever reads through them.
+    fn refuse_others(&self, connection: &mut Connection, streams: &[Box<[u8]>]) -> Result<()> {
+        for stream in streams {
+            let groups = groups(connection, stream, self.timeout)?;
+            let other = groups
+                .iter()
+                .find(|g| *g.name != *self.member.group.as_bytes());
+            if let Some(other) = other {
+                let what = format!(
+                    "AckDelete Immediate would delete messages under the consumer group {:?}, which reads {}, too: \
+                     say AckDelete AllGroups, or None, or XGROUP DESTROY that group when nobody uses it any more",
+                    String::from_utf8_lossy(&other.name),
+                    stream.escape_ascii()
+                );
+                return Err(Error::new(ErrorKind::Config, "start", what));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the group on streams that were added to a topic: nothing that was ever in them may be missed.

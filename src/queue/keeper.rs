@@ -10,7 +10,7 @@ use std::{
 use redis::Value;
 
 use crate::{
-    Result, StreamId, clock,
+    AckDelete, Result, StreamId, clock,
     consume::RETRIES,
     error::{Error, ErrorKind},
     fence::Fence,
@@ -25,6 +25,7 @@ use crate::{
 use super::{
     birth::{Mark, is_gone, mark_field},
     hand::Hand,
+    low_water::low_water,
     plan::{GroupPlan, Source},
     scripts::{KEEP, LIVE, MARK, PRUNE},
     take::take_some,
@@ -139,6 +140,9 @@ impl Keeper {
         for (n, stream, hand) in &lanes {
             if hand.has_moved() {
                 self.mark(*n, stream)?;
+                if self.plan.ack_delete == AckDelete::AllGroups && *n != RETRIES {
+                    self.delete_finished(*n, stream)?;
+                }
             }
         }
         let changed = self.look_who_lives()?;
@@ -205,6 +209,28 @@ impl Keeper {
         };
         plan.marks.lock().insert(n, mark);
         Ok(())
+    }
+
+    /// Deletes what every reader has finished.
+    fn delete_finished(&mut self, n: u32, stream: &[u8]) -> Result<()> {
+        let plan = Arc::clone(&self.plan);
+        let of = (&*plan.topic, n, stream);
+        let low = match low_water(self.connection()?, &plan.names, of, plan.timeout) {
+            Err(e) if e.keeps_connection() => {
+                log::debug!("{}: what is finished is not deleted: {e}", self.name);
+                None
+            }
+            low => low?,
+        };
+        let Some(low) = low else {
+            return Ok(());
+        };
+        let mut trim = redis::cmd("XTRIM");
+        trim.arg(stream)
+            .arg("MINID")
+            .arg("=")
+            .arg(low.next().to_string());
+        self.ask(&trim).map(drop)
     }
 
     /// Looks who lives; whether that has changed.

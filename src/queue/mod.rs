@@ -12,6 +12,7 @@ mod birth;
 mod group;
 mod hand;
 mod keeper;
+pub(crate) mod low_water;
 mod origin;
 mod plan;
 mod scripts;

@@ -56,6 +56,9 @@ pub(crate) struct GroupPlan {
     pub(crate) lanes: Lanes,
     /// How far the group is on each lane's stream, as was last seen.
     pub(crate) marks: Mutex<BTreeMap<u32, Mark>>,
+    pub(crate) topic: Arc<str>,
+    /// How the keys of everything are called.
+    pub(crate) names: Keys,
     /// How long one question may take.
     pub(crate) timeout: Duration,
 }

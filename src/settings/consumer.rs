@@ -82,7 +82,7 @@ section! {
             set(calls: u32) Some(calls);
         /// In the queue modes: whether messages are deleted once they are finished: `None` leaves that to
         /// trimming; `Immediate` deletes each when it is acknowledged, and is for topics that nobody else
-        /// reads.
+        /// reads; `AllGroups` deletes what every consumer of the topic has finished.
         ack_delete: AckDelete = AckDelete::None, "AckDelete", choice::<AckDelete>();
         /// What an ordinary failure of the handler does: `BestEffort` skips the message,
         /// `StopPartition` stops its partition, `Fail` ends the consumer, `Park` hands the message over
@@ -253,6 +253,8 @@ choices! {
         None,
         /// Each is deleted when it is acknowledged: for topics that nobody else reads.
         Immediate,
+        /// They are deleted within a second or so of having been finished by every consumer of the topic.
+        AllGroups,
     }
 }
 

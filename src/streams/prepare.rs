@@ -9,7 +9,10 @@ use crate::{
     ConsumerSettings, Delivery, Error, ErrorKind, Instances, Persist, ReadMode, Result, Settings,
     StartFrom, StreamId,
     batch::{ArenaPool, Filter},
-    consume::{Member, Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, resolve},
+    consume::{
+        Keeps, Member, Places, PositionStore, ReadPlan, Seats, StartPoint, Stored, register,
+        resolve,
+    },
     net::{Connection, Deadline, Target},
     ownership::{Claims, Contention, Lease, Place, Roll, Terms},
     publish::{Partitions, Role, Subject, ensure},
@@ -62,7 +65,8 @@ impl Streams {
         let starts = self.when_ready(|c| {
             let streams = self.ensure(c, &settings, &consumer)?;
             let timeout = self.connect_timeout();
-            store.keep_to(c, settings.delivery, timeout)?;
+            let keeps = Keeps::of(settings.delivery, settings.persist, settings.ack_delete);
+            register(c, &inner.keys, (&topic, &consumer), keeps, timeout)?;
             match &group {
                 None => self.settle(c, &streams, &settings, &consumer, &mut store),
                 Some(group) => group.found_all(c, &streams),
@@ -179,6 +183,8 @@ impl Streams {
             keys: GroupKeys::new(&inner.keys, &c.topic, consumer),
             lanes: Lanes::default(),
             marks: Mutex::default(),
+            topic: c.topic.as_str().into(),
+            names: inner.keys.clone(),
             timeout: self.connect_timeout(),
         })
     }

@@ -83,6 +83,11 @@ impl Keys {
         format!("{}d:{{{topic}}}:{consumer}{META}", self.prefix)
     }
 
+    /// The consumers of a topic by name, and in which way each keeps what is finished: a hash.
+    pub(crate) fn consumers(&self, topic: &str) -> String {
+        format!("{}c:{{{topic}}}", self.prefix)
+    }
+
     /// What a consumer in a group is to be handed once more, and what was replayed for it: a stream.
     pub(crate) fn retries(&self, topic: &str, consumer: &str) -> String {
         format!("{}rt:{{{topic}}}:{consumer}", self.prefix)
@@ -219,6 +224,7 @@ mod tests {
             keys.dead_letters_meta("orders", "billing"),
             "re:d:{orders}:billing:meta"
         );
+        assert_eq!(keys.consumers("orders"), "re:c:{orders}");
         assert_eq!(keys.retries("orders", "billing"), "re:rt:{orders}:billing");
         assert_eq!(
             keys.retry_bucket("orders", "billing"),

@@ -241,6 +241,17 @@ fn what_is_finished_is_deleted_where_nobody_else_reads_it() {
     publish(&streams, "deleted", 0..50);
     consumer.drain(PATIENCE).unwrap();
     assert_eq!(seen.len(), 50);
+    // nobody else may read what is deleted under him, and who reads keeps it from being deleted
+    let other = streams.consumer("deleted").name("other");
+    let e = recording(other, &seen).start().unwrap_err();
+    assert!(e.to_string().contains("AckDelete Immediate"), "{e}");
+    let read = open(&server.url(), "read", 1);
+    let _other = recording(read.consumer("read").name("other"), &seen)
+        .start()
+        .unwrap();
+    let deleting = worker(&read, "read").ack_delete(AckDelete::Immediate);
+    let e = recording(deleting, &seen).start().unwrap_err();
+    assert!(e.to_string().contains("other"), "{e}");
     assert_eq!(
         server.command(&["XLEN", &stream("deleted", 0)]).unwrap(),
         Reply::Int(0)
