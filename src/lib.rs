@@ -251,8 +251,8 @@ pub mod testing;
 mod wire;
 
 pub use admin::{
-    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Replay, ReplayTo, Replayed,
-    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo,
+    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Pending, Replay, ReplayTo,
+    Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};

@@ -3,6 +3,7 @@
 mod dead_letters;
 mod ownership;
 mod preview;
+mod regroup;
 mod replay;
 mod reset;
 mod stream;
@@ -17,6 +18,7 @@ use crate::{
 
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
+pub use regroup::Pending;
 pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};
 

@@ -48,7 +48,10 @@ pub struct PartitionPreview {
     /// Whether entries that would be read from there on may be gone: the target lies before the oldest
     /// entry, and some were trimmed or deleted.
     pub trimmed_away: bool,
-    /// Who holds a claim on the partition, as `<instance>|<pod>`: without
+    /// Of a consumer that is a group: how many entries its members were given and have not acknowledged. A reset
+    /// has to be told what to do with them: [`Reset::pending`](super::Reset::pending).
+    pub pending: Option<u64>,
+    /// Who holds a claim on the partition, or is a member of the group, as `<instance>|<pod>`: without
     /// [`force`](super::Reset::force) it is not reset.
     pub owner: Option<String>,
 }
@@ -139,6 +142,9 @@ impl fmt::Display for PartitionPreview {
             Some(id) => write!(f, "{id}")?,
             None => f.write_str("(empty)")?,
         }
+        if let Some(pending) = self.pending {
+            write!(f, "  pending {pending}")?;
+        }
         if self.trimmed_away {
             f.write_str(
                 "  (the start asked for is older than the oldest entry left: that data is gone)",
@@ -168,6 +174,7 @@ mod tests {
             newest: Some(id(90)),
             length: 400_000,
             trimmed_away: true,
+            pending: None,
             owner: Some("1b3a|svc-0".into()),
         };
         let second = PartitionPreview {
@@ -189,6 +196,7 @@ mod tests {
             entries: 0,
             oldest: None,
             length: 0,
+            pending: Some(5),
             ..second.clone()
         };
         let preview = ResetPreview {
@@ -203,7 +211,7 @@ mod tests {
              \x20 p0  current 90-0 -> 30-0  rewind ≥250000 of 400000  oldest 40-0  (the start asked for is \
              older than the oldest entry left: that data is gone)\n\
              \x20 p1  current (none, assuming 0-0) -> 30-0  skip 2 of 400000  oldest 40-0\n\
-             \x20 p2  current 30-0 -> 30-0  none 0 of 0  oldest (empty)\n\
+             \x20 p2  current 30-0 -> 30-0  none 0 of 0  oldest (empty)  pending 5\n\
              Warning: partition 0 has a live owner, 1b3a|svc-0"
         );
         assert_eq!(preview.total_to_reprocess(), 250_000);

@@ -9,12 +9,12 @@ use std::{
 use crate::{
     Error, Result, StartFrom, StreamId,
     clock::{self, RoundTrip},
-    consume::Extent,
+    consume::{Extent, registered},
     error::ErrorKind,
     net::{Connection, Deadline},
     wire::{
-        InstanceId, POSITION_MAX, PositionValue, ResetMarker, check_consumer, check_topic,
-        topic::TopicRecord,
+        InstanceId, POSITION_MAX, PRESENCE, PositionValue, ResetMarker, check_consumer,
+        check_topic, topic::TopicRecord,
     },
 };
 
@@ -22,6 +22,7 @@ use super::{
     Shared, TIMEOUT,
     ownership::claims,
     preview::{PartitionPreview, ResetDirection, ResetPreview},
+    regroup::{self, Pending},
     stream,
 };
 
@@ -64,7 +65,9 @@ pub enum ResetTo {
 /// on at the target; what it had finished before moves the position no more. The marker stays until the
 /// new position is stored, so that a crash on the way loses nothing of it.
 ///
-/// It is for consumers that keep positions; one with `Persist: None` never looks.
+/// Of a consumer that is a group ([`Delivery`](crate::Delivery)) the group is set to the target, partition by
+/// partition and at once, and what its members have in hand is dealt with as [`pending`](Self::pending) says. A
+/// consumer with `Persist: None` never looks.
 #[derive(Clone)]
 #[must_use = "nothing is done before `preview` or `apply`"]
 pub struct Reset {
@@ -76,6 +79,7 @@ pub struct Reset {
     when_missing: StartFrom,
     most_counted: u64,
     force: bool,
+    pending: Option<Pending>,
     timeout: Duration,
 }
 
@@ -85,6 +89,8 @@ struct Place {
     key: String,
     current: Option<StreamId>,
     owner: Option<String>,
+    /// Of a group: how many entries its members have.
+    pending: Option<u64>,
     stream: Extent,
     target: StreamId,
 }
@@ -100,6 +106,7 @@ impl Reset {
             when_missing: StartFrom::Beginning,
             most_counted: MOST_COUNTED,
             force: false,
+            pending: None,
             timeout: TIMEOUT,
         }
     }
@@ -127,6 +134,14 @@ impl Reset {
     /// Applies it even if an instance owns a partition. The owner takes the reset while it runs.
     pub fn force(mut self) -> Self {
         self.force = true;
+        self
+    }
+
+    /// Of a consumer that is a group ([`Delivery`](crate::Delivery)): what becomes of what its members were given
+    /// and have not acknowledged. It has to be said where there is any; the preview tells how many these are.
+    /// What waits to be handed over once more is left alone.
+    pub fn pending(mut self, what: Pending) -> Self {
+        self.pending = Some(what);
         self
     }
 
@@ -176,7 +191,12 @@ impl Reset {
             if !self.force {
                 self.refuse_owners(&places)?;
             }
-            self.write(connection, &places, by)?;
+            if places.iter().any(|p| p.pending.is_some()) {
+                self.refuse_silence(&places)?;
+                self.regroup(connection, &places, by)?;
+            } else {
+                self.write(connection, &places, by)?;
+            }
             let moved: Vec<_> = places.iter().map(|p| (p.partition, p.target)).collect();
             log::warn!("{self}: reset of (partition, position) {moved:?} asked for");
             Ok(moved)
@@ -217,6 +237,10 @@ impl Reset {
         positions.arg(positions_key).arg(&partitions);
         let positions = c.ask_fields(&positions, partitions.len(), by.left())?;
         let mut owners = claims(c, keys, &self.topic, &self.consumer, by)?;
+        let all = registered(c, keys, &self.topic, by.left())?;
+        let is_group = all
+            .get(&self.consumer)
+            .is_some_and(|keeps| keeps.is_group());
         let streams = Extent::of_all(c, &stream_keys, by.left())?;
 
         let mut places = Vec::with_capacity(partitions.len());
@@ -234,12 +258,21 @@ impl Reset {
                 return Err(Error::config(what));
             }
             let stream = stream.unwrap_or_default();
-            let owner = owners.remove(&partition.to_string());
+            let mut owner = owners.remove(&partition.to_string());
+            let mut current = position.and_then(|v| Some(PositionValue::parse(&v)?.id));
+            let mut pending = None;
+            if is_group {
+                let standing = regroup::standing(c, &key, &self.consumer, by)?;
+                (current, pending) = (standing.delivered, Some(standing.pending));
+                let member = || owners.iter().find(|(field, _)| field.starts_with(PRESENCE));
+                owner = owner.or_else(|| Some(member()?.1.clone()));
+            }
             places.push(Place {
                 partition,
                 key,
-                current: position.and_then(|v| Some(PositionValue::parse(&v)?.id)),
+                current,
                 owner,
+                pending,
                 target: target(self.to, &stream),
                 stream,
             });
@@ -295,6 +328,7 @@ impl Reset {
             key,
             current,
             owner,
+            pending,
             stream,
             target,
         } = place;
@@ -318,6 +352,7 @@ impl Reset {
             newest: stream.newest,
             length: stream.length(),
             trimmed_away: stream.first.is_some_and(|id| target < id.before()) && stream.removed > 0,
+            pending,
             owner,
         })
     }
@@ -342,6 +377,35 @@ impl Reset {
             owned.join(", ")
         );
         Err(Error::new(ErrorKind::Argument, "reset", what))
+    }
+
+    /// What is pending has to be spoken about.
+    fn refuse_silence(&self, places: &[Place]) -> Result<()> {
+        let pending: u64 = places.iter().filter_map(|p| p.pending).sum();
+        if pending == 0 || self.pending.is_some() {
+            return Ok(());
+        }
+        let what = format!(
+            "members of the group {self} have {pending} messages that they have not acknowledged: say whether they \
+             are still to be handled (Pending::Keep), or not (Pending::Drop)"
+        );
+        Err(Error::new(ErrorKind::Argument, "reset", what))
+    }
+
+    /// One partition after the other.
+    fn regroup(&self, c: &mut Connection, places: &[Place], by: Deadline) -> Result<()> {
+        let meta = self.shared.keys.positions_meta(&self.topic, &self.consumer);
+        for Place {
+            partition,
+            key,
+            target,
+            ..
+        } in places
+        {
+            let at = (&**key, &*meta, *partition);
+            regroup::set(c, at, &self.consumer, *target, self.pending, by)?;
+        }
+        Ok(())
     }
 
     /// Markers and positions in one command, so that nobody sees one without the other.

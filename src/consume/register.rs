@@ -50,6 +50,10 @@ impl Keeps {
         }
     }
 
+    pub(crate) fn is_group(self) -> bool {
+        matches!(self, Self::Group | Self::DeletingGroup)
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let found = Self::ALL.iter().find(|(_, t, _)| *t == text);
         found.map(|(keeps, ..)| *keeps)

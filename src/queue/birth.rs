@@ -55,6 +55,21 @@ impl Mark {
         })
     }
 
+    /// Of a group that begins after `id` with nothing pending.
+    pub(crate) fn at(id: StreamId) -> Self {
+        Self {
+            many: 0,
+            pending: None,
+            delivered: id,
+        }
+    }
+
+    /// As it is written down.
+    pub(crate) fn stored(self) -> String {
+        let pending = self.pending.map(|id| id.to_string());
+        format!("{} {}", pending.unwrap_or_default(), self.delivered)
+    }
+
     /// Everything up to here is finished.
     pub(super) fn finished(self) -> StreamId {
         match self.pending {
@@ -82,7 +97,7 @@ impl fmt::Display for Mark {
 }
 
 /// The field of the hash of diagnostics that holds the mark of a lane.
-pub(super) fn mark_field(lane: u32) -> String {
+pub(crate) fn mark_field(lane: u32) -> String {
     match RETRIES {
         retries if retries == lane => "retries:group".into(),
         _ => format!("{lane}:group"),

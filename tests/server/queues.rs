@@ -399,3 +399,95 @@ fn a_group_that_is_lost_is_made_again_where_it_was() {
     let lost: Vec<_> = told.iter().filter(|l| l.contains("LOST")).collect();
     assert_eq!(lost.len(), 1, "{told:?}");
 }
+
+#[test]
+fn a_group_is_moved_once_it_is_said_what_becomes_of_what_is_pending() {
+    let server = server();
+    let streams = open(&server.url(), "moved-group", 1);
+    let seen = Seen::default();
+    let consumer = recording(worker(&streams, "moved-group"), &seen)
+        .start()
+        .unwrap();
+    publish(&streams, "moved-group", 0..10);
+    seen.wait_for(10);
+    let admin = streams.admin();
+    let reset = |to| admin.reset("moved-group", "c", to);
+    let e = reset(ResetTo::Start).apply().unwrap_err();
+    assert!(e.to_string().contains("owned"), "{e}");
+    consumer.drain(PATIENCE).unwrap();
+    let key = stream("moved-group", 0);
+    publish(&streams, "moved-group", 10..15);
+    let read = [
+        "XREADGROUP",
+        "GROUP",
+        "c",
+        "gone#0a1b2c3d",
+        "COUNT",
+        "5",
+        "STREAMS",
+        &key,
+        ">",
+    ];
+    server.command(&read).unwrap();
+    let preview = reset(ResetTo::Start).preview().unwrap();
+    let p = &preview.partitions[0];
+    assert_eq!(
+        (p.pending, p.entries, p.direction),
+        (Some(5), 15, ResetDirection::Rewind)
+    );
+    assert!(preview.to_string().contains("pending 5"), "{preview}");
+    let e = reset(ResetTo::Start).apply().unwrap_err();
+    assert!(e.to_string().contains("Pending::Keep"), "{e}");
+    reset(ResetTo::End).pending(Pending::Keep).apply().unwrap();
+    assert_eq!(pending(&server, &key), 5);
+    reset(ResetTo::Start)
+        .pending(Pending::Drop)
+        .apply()
+        .unwrap();
+    assert_eq!(pending(&server, &key), 0);
+    let (again, seen) = (Seen::default(), seen.len());
+    assert_eq!(seen, 10);
+    let consumer = recording(worker(&streams, "moved-group"), &again)
+        .start()
+        .unwrap();
+    consumer.drain(PATIENCE).unwrap();
+    assert_eq!(
+        again.all(),
+        (0..15).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn what_every_reader_has_finished_is_deleted_and_nothing_that_one_has_not() {
+    let server = server();
+    let streams = open(&server.url(), "all-groups", 1);
+    let (fast, slow) = (Seen::default(), Seen::default());
+    let deleting = worker(&streams, "all-groups").ack_delete(AckDelete::AllGroups);
+    let deleting = recording(deleting, &fast).start().unwrap();
+    let ordered = || {
+        streams
+            .consumer("all-groups")
+            .name("slow")
+            .persist_interval(SHORT)
+    };
+    let reader = recording(ordered(), &slow).start().unwrap();
+    reader.pause();
+    publish(&streams, "all-groups", 0..20);
+    fast.wait_for(20);
+    let length = || server.command(&["XLEN", &stream("all-groups", 0)]).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    assert!(length().int().unwrap() >= 20 - i64::try_from(slow.len()).unwrap());
+    reader.resume();
+    slow.wait_for(20);
+    expect("all to be deleted", || {
+        publish(&streams, "all-groups", 20..21);
+        thread::sleep(SHORT);
+        length().int().unwrap() < 15
+    });
+    reader.stop();
+    deleting.stop();
+    assert_eq!(
+        slow.all()[..20],
+        (0..20).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+}
