@@ -46,6 +46,7 @@ fn types_cross_threads() {
     owned::<OwnedBatch>();
     owned::<Outgoing<'static>>();
     owned::<Published>();
+    owned::<Delayed>();
     owned::<Idempotency>();
     owned::<Forwarder>();
     owned::<Forwarding>();
@@ -87,6 +88,7 @@ fn types_cross_threads() {
     send::<Draft<'static, &Publisher>>();
     send::<Draft<'static, &mut DedicatedPublisher>>();
     send::<DraftOnce<'static, &Publisher>>();
+    send::<DraftDelayed<'static, &Publisher>>();
     send_and_sync::<Claim>();
 
     small::<StreamId>();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use streamlane::{
-    testing::{Aof, PrivateServer, Reply},
+    testing::{Aof, Fault, PrivateServer, Relay, Reply, Way},
     *,
 };
 
@@ -569,6 +569,41 @@ fn a_server_that_restarts_or_is_full_delivers_later() {
     text(&server, &["CONFIG", "SET", "maxmemory", "0"]);
     expect("it to come later", || length(&server, "restarted", 0) == 4);
     expect("nothing to be left", || keys(&server).is_empty());
+}
+
+#[test]
+fn an_answer_that_is_lost_publishes_nothing_twice() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "unheard", 1);
+    let publisher = streams.publisher("unheard").unwrap();
+    let delay = |d: u64| {
+        let m = publisher.message("T", "B");
+        m.deliver_after(ms(d)).publish().unwrap()
+    };
+    for n in 1..=3 {
+        let due = delay(1500).due();
+        for _ in 0..9 {
+            publisher
+                .message("T", "B")
+                .deliver_at(due)
+                .publish()
+                .unwrap();
+        }
+        expect("the mover to have claimed them", || {
+            server_ms(&server) + 200 > due.duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+        });
+        // What moves them goes out yet, and nobody hears of it.
+        relay.fault_existing(Way::Replies, Fault::Swallow);
+        expect("them to be published", || {
+            length(&server, "unheard", 0) == 10 * n
+        });
+        relay.close();
+    }
+    delay(10);
+    expect("another one", || length(&server, "unheard", 0) == 31);
+    expect("nothing to be left", || keys(&server).is_empty());
+    assert_eq!(length(&server, "unheard", 0), 31);
 }
 
 #[test]
