@@ -321,11 +321,11 @@ fn a_slow_handler_keeps_what_it_has_and_what_the_dead_had_is_taken_over() {
         }
     };
     let claims = |b: ConsumerBuilder| b.claim_idle(idle).claim_interval(SHORT / 2);
+    publish(&pods[0], "kept-alive", 0..3); // so that one read brings all of them
     let slow = claims(worker(&pods[0], "kept-alive"))
         .shared(handle)
         .start()
         .unwrap();
-    publish(&pods[0], "kept-alive", 0..3);
     begun.wait_for(1);
     // one of somebody who is no more, and never was one of ours
     let key = stream("kept-alive", 0);
