@@ -3,12 +3,14 @@
 use std::{cell::Cell, hint::black_box, time::Duration};
 
 use serde::Deserialize;
-use streamlane::{Batch, ConsumerBuilder, HasHandler, Message, Schema, typed, typed_batch};
+use streamlane::{
+    Batch, ConsumerBuilder, Delivery, HasHandler, Message, Schema, typed, typed_batch,
+};
 
 use crate::{
     Bench, Outcome,
     figures::{Way, compare},
-    floor::{Request, stream},
+    floor::{Request, command, stream},
     meter::Meter,
     source,
 };
@@ -94,6 +96,14 @@ pub(crate) fn measure(bench: &Bench) -> Outcome<()> {
                 }),
                 Way::new("batch handler", || lane.batches()),
                 Way::new("message handler", || lane.messages(true, sum)),
+            ];
+            compare(&bench.options, &title, &COLUMNS, ways)?;
+            let title = format!("group: {body} B, batches of {count}, read and acknowledged");
+            let ways = vec![
+                Way::floor("bare socket", || lane.floor_of_a_group()),
+                Way::floor("an ordered consumer", || lane.batches()),
+                Way::new("batch handler", || lane.group_batches()),
+                Way::new("message handler", || lane.group_messages()),
             ];
             compare(&bench.options, &title, &COLUMNS, ways)?;
             if body == bench.options.bodies[0] {
@@ -222,6 +232,75 @@ impl Lane<'_> {
             lap.add(n, bytes);
         }
         self.figures(&meter)
+    }
+
+    /// As [`floor`](Self::floor), as a member of a group that acknowledges what it was given before with each
+    /// read.
+    fn floor_of_a_group(&self) -> Outcome<Vec<f64>> {
+        let (key, group) = (stream(self.topic), source::group());
+        let meter = self.meter()?;
+        let made = ["XGROUP", "CREATE", &key, &group, "0"];
+        self.bench.server.command(&made)?;
+        let fits = (BATCH_BYTES / (self.body.len() + FRAMING)) as u32;
+        let count = self.count.min(fits).to_string();
+        let read = [
+            "XREADGROUP",
+            "GROUP",
+            &group,
+            "m",
+            "COUNT",
+            &count,
+            "BLOCK",
+            "1000",
+        ];
+        let read: Vec<&[u8]> = read.iter().map(|w| w.as_bytes()).collect();
+        let read = command(&[&read[..], &[b"STREAMS", key.as_bytes(), b">"]].concat());
+        let (mut lap, mut wire) = (meter.lap(0), self.bench.wire()?);
+        let (mut out, mut ids, mut given) = (Vec::new(), Vec::new(), 0);
+        while lap.is_running() {
+            out.clear();
+            if given > 0 {
+                let head = command(&[b"XACK", key.as_bytes(), group.as_bytes()]);
+                let names = head.iter().position(|b| *b == b'\n').map_or(0, |at| at + 1);
+                out.extend_from_slice(format!("*{}\r\n", 3 + given).as_bytes());
+                out.extend_from_slice(&head[names..]);
+                out.extend_from_slice(&ids);
+            }
+            out.extend_from_slice(&read);
+            wire.send(&out)?;
+            let mut bytes = 0;
+            given = wire.given(given > 0, &mut ids, |body| bytes += sum(body))?;
+            if given == 0 {
+                return Err("the stream ended early".into());
+            }
+            lap.add(given, bytes);
+        }
+        self.figures(&meter)
+    }
+
+    fn group_batches(&self) -> Outcome<Vec<f64>> {
+        self.run(|builder, meter| {
+            builder.delivery(Delivery::WorkQueue).batches(move |_| {
+                let mut lap = meter.lap(0);
+                move |batch: &Batch<'_>| {
+                    let bytes = batch.messages().map(|m| sum(m.body())).sum();
+                    lap.add(batch.len(), bytes);
+                    Ok(())
+                }
+            })
+        })
+    }
+
+    fn group_messages(&self) -> Outcome<Vec<f64>> {
+        self.run(|builder, meter| {
+            builder.delivery(Delivery::WorkQueue).messages(move |_| {
+                let mut lap = meter.lap(0);
+                move |m: &Message<'_>| {
+                    lap.add(1, sum(m.body()));
+                    Ok(())
+                }
+            })
+        })
     }
 
     fn batches(&self) -> Outcome<Vec<f64>> {

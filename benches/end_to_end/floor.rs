@@ -104,6 +104,29 @@ impl Wire {
         self.scan(cursor, |bytes, (at, len)| each(&bytes[at..][..len]))
     }
 
+    /// As [`entries`](Self::entries), for the answer to an XREADGROUP behind that to an XACK, if there is one;
+    /// `ids` gets the ids, as arguments.
+    pub(crate) fn given(
+        &mut self,
+        acknowledged: bool,
+        ids: &mut Vec<u8>,
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<usize> {
+        ids.clear();
+        let mut at = 0;
+        while acknowledged && at == 0 {
+            self.receive()?;
+            at = header(&self.buffer[..self.filled], 0).map_or(0, |(_, end)| end);
+        }
+        self.scan_from(at, &mut Vec::new(), |bytes, (id, len), (body, size)| {
+            // never fails: it is a Vec
+            let _ = write!(ids, "${len}\r\n");
+            ids.extend_from_slice(&bytes[id..][..len]);
+            ids.extend_from_slice(b"\r\n");
+            each(&bytes[body..][..size]);
+        })
+    }
+
     /// As [`entries`](Self::entries), and only notes where the bodies lie: see [`body`](Self::body).
     pub(crate) fn index(
         &mut self,
@@ -124,10 +147,21 @@ impl Wire {
         cursor: &mut Vec<u8>,
         mut each: impl FnMut(&[u8], (usize, usize)),
     ) -> io::Result<usize> {
+        self.scan_from(0, cursor, |bytes, _, body| each(bytes, body))
+    }
+
+    /// Scans the answer that begins at `from`, and calls `each` with where ids and bodies lie.
+    #[inline]
+    fn scan_from(
+        &mut self,
+        from: usize,
+        cursor: &mut Vec<u8>,
+        mut each: impl FnMut(&[u8], (usize, usize), (usize, usize)),
+    ) -> io::Result<usize> {
         let (mut at, mut left, mut n) = (0, None, 0);
         let mut id = 0..0;
         loop {
-            let bytes = &self.buffer[..self.filled];
+            let bytes = &self.buffer[from..self.filled];
             if left.is_none() {
                 match bytes {
                     [b'*', b'-', ..] => return Ok(0),
@@ -142,7 +176,7 @@ impl Wire {
                 while *left > 0
                     && let Some(e) = entry(bytes, at)
                 {
-                    each(bytes, e.body);
+                    each(bytes, e.id, e.body);
                     id = e.id.0..e.id.0 + e.id.1;
                     (at, *left) = (e.end, *left - 1);
                 }

@@ -11,12 +11,14 @@ use crate::{
 
 /// A consumer of its own, from the beginning of a topic.
 pub(crate) fn reader(bench: &Bench, topic: &str) -> ConsumerBuilder {
+    let builder = bench.streams.consumer(topic).name(group());
+    builder.start_from(StartFrom::Beginning)
+}
+
+/// A name that nobody has had.
+pub(crate) fn group() -> String {
     static NTH: AtomicU32 = AtomicU32::new(0);
-    bench
-        .streams
-        .consumer(topic)
-        .name(format!("reader-{}", NTH.fetch_add(1, Relaxed)))
-        .start_from(StartFrom::Beginning)
+    format!("reader-{}", NTH.fetch_add(1, Relaxed))
 }
 
 /// Puts so many messages into a stream, a thousand at a time.

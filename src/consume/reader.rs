@@ -208,6 +208,11 @@ impl Reader {
         self.connection.as_mut()
     }
 
+    /// The connection, and the stream that it is for.
+    pub(crate) fn connection_to(&mut self) -> (Option<&mut Connection>, &[u8]) {
+        (self.connection.as_mut(), &self.key)
+    }
+
     pub(crate) fn connect(&mut self) -> Result<()> {
         let timeout = self.plan.connect_timeout;
         let c = Connection::dial(

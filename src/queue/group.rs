@@ -465,12 +465,11 @@ impl Group {
             plan,
             ..
         } = lane;
-        let key = reader.key().to_vec();
-        let Some(connection) = reader.connection() else {
+        let (Some(connection), key) = reader.connection_to() else {
             return Err(Error::new(ErrorKind::Io, "acknowledge", "not connected"));
         };
-        let late = progress.pay(connection, &key, (commands, inbox), plan.read.slack);
-        let late = late.map_err(|e| e.on_key(&key).at(plan.target.endpoint()))?;
+        let late = progress.pay(connection, key, (commands, inbox), plan.read.slack);
+        let late = late.map_err(|e| e.on_key(key).at(plan.target.endpoint()))?;
         lane.progress.has_acked = true;
         Self::tell_of_late(lane, late);
         Ok(())

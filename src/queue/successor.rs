@@ -149,8 +149,7 @@ impl Lane<Group> {
             plan,
             ..
         } = self;
-        let key = reader.key().to_vec();
-        let Some(connection) = reader.connection() else {
+        let (Some(connection), key) = reader.connection_to() else {
             return Err(Error::new(
                 ErrorKind::Io,
                 "write a successor",
@@ -159,7 +158,7 @@ impl Lane<Group> {
         };
         let patience = plan.read.slack;
         let answer = by_hash_first(|form| {
-            progress.exchange((connection, inbox), form, successor, &key, patience)
+            progress.exchange((connection, inbox), form, successor, key, patience)
         });
         answer.map_err(|e| {
             let keys: Vec<&str> = successor.keys.iter().map(String::as_str).collect();

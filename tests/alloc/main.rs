@@ -24,7 +24,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use streamlane::{
-    As, Batch, BufferedPublisher, Codec, Consumer, ConsumerBuilder, DedicatedPublisher,
+    As, Batch, BufferedPublisher, Codec, Consumer, ConsumerBuilder, DedicatedPublisher, Delivery,
     HandlerResult, HasHandler, Message, MessageType, Outgoing, Persist, ProducerSettings, Result,
     Schema, Scratch, Settings, StreamId, Streams, TopicSettings, TypedBatchHandler,
     testing::{PrivateServer, Reply},
@@ -57,7 +57,7 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 18] = [
+const PATHS: [Path; 20] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
@@ -74,6 +74,8 @@ const PATHS: [Path; 18] = [
     ("codec handler", codec_handler),
     ("codec batch handler", codec_batch_handler),
     ("filtered read", filtered_read),
+    ("batches of a group, acknowledged", group_batches),
+    ("messages of a group, acknowledged", group_messages),
     ("positions stored with each batch", sync_positions),
     ("position flush, publishing to handling", position_flush),
 ];
@@ -531,6 +533,31 @@ fn filtered_read(scene: &Scene) -> Vec<Count> {
     on_lanes(true, |pacer| {
         let builder = scene.reader("filtered").persist_interval(OFTEN);
         reading_messages(builder.filter(["Other", "OrderPlaced"]), pacer)
+    })
+}
+
+/// A member of a group, which acknowledges what it has handled along with the next read.
+fn worker(scene: &Scene, name: &str) -> ConsumerBuilder {
+    scene.reader(name).delivery(Delivery::WorkQueue)
+}
+
+fn group_batches(scene: &Scene) -> Vec<Count> {
+    on_lanes(false, |pacer| {
+        worker(scene, "group-batches").batches(move |_| {
+            let mut pacer = pacer();
+            move |b: &Batch<'_>| -> HandlerResult {
+                b.each(look)?;
+                pacer.saw(b.len());
+                Ok(())
+            }
+        })
+    })
+}
+
+fn group_messages(scene: &Scene) -> Vec<Count> {
+    on_lanes(false, |pacer| {
+        let builder = worker(scene, "group-messages").persist_interval(OFTEN);
+        reading_messages(builder.retry(3), pacer)
     })
 }
 
