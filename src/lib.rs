@@ -134,6 +134,70 @@
 //! | `!reason` | `retries`, `handler` or `malformed`; `deliveries` and `payload-missing` are kept for what is to come |
 //! | `!omitted` | how many fields of the message were too many to keep (above 3000); absent if none |
 //!
+//! # Queues
+//!
+//! Where the order does not matter, messages are work to be shared. Under [`Delivery::WorkQueue`] every instance
+//! reads every partition, each message goes to whichever member of the group is free, and is acknowledged for
+//! itself. Under [`Delivery::LeasedQueue`] each partition has one owner, as with ordered consumers, and messages
+//! are acknowledged one by one all the same.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use streamlane::{Delivery, Message, Streams};
+//!
+//! # fn send(_: &Message<'_>) -> Result<(), std::io::Error> { Ok(()) }
+//! # fn main() -> Result<(), streamlane::Error> {
+//! let streams = Streams::connect("redis://127.0.0.1:6379")?;
+//! let consumer = streams
+//!     .consumer("mails")
+//!     .name("sender")
+//!     .delivery(Delivery::WorkQueue)
+//!     .batch_size(10)                // what one member takes at a time: few, where each takes long
+//!     .retry(5)                      // again after 1, 2, 4, 8, 16 s; then it is a dead letter
+//!     .retry_pauses(Duration::from_secs(1), Duration::from_secs(60))
+//!     .messages(|_partition| |m: &Message<'_>| Ok(send(m)?))
+//!     .start()?;
+//! # drop(consumer); Ok(()) }
+//! ```
+//!
+//! | mode | who reads a partition | what is finished is kept as | order of equal keys |
+//! |---|---|---|---|
+//! | [`Ordered`](Delivery::Ordered) | its owner | a position | kept |
+//! | [`WorkQueue`](Delivery::WorkQueue) | everybody | acknowledgements of a consumer group | none |
+//! | [`LeasedQueue`](Delivery::LeasedQueue) | its owner | acknowledgements of a consumer group | kept until a message is tried again out of its place; always with [`Park`](OnError::Park) |
+//!
+//! What a failure does is said as for ordered consumers, and there is one policy more: [`OnError::Retry`] puts a
+//! failed message aside, so that it holds nothing up, and has it handed over again after a growing pause, up to
+//! `Retry:Attempts` times (5); then it becomes a [dead letter](#dead-letters). It keeps its id, its partition and
+//! all its bytes, [`attempt`](Message::attempt) counts on, and no other consumer of the topic sees any of this.
+//! `or_retry_after(d)?` does the same with a pause of its own. A message's successor is stored by the script that
+//! acknowledges it, both or neither. [`ReplayTo::ThisConsumer`] hands a dead letter to the group that failed at it
+//! and to nobody else. What is tried again is read by a lane of its own (its status has the partition
+//! [`RETRIES`](PartitionStatus::RETRIES)), in each instance, also of a `LeasedQueue`.
+//!
+//! A handler may take as long as it likes: while it runs, and while messages wait behind it, they are kept alive
+//! at the server, and nobody takes them. What a process had that died is taken over by the others as soon as its
+//! sign of life has ended (`Instances:LeaseTtlMs`); at once after a stop, and at once when it starts again
+//! under its own `PodName`. What nobody gave a sign of for `Claim:IdleMs` (5 min), as members of other
+//! implementations do not, is claimed by whoever looks next. A process that was suspended for longer than its sign
+//! of life finishes nothing any more: its acknowledgements are refused, counted as `late` and logged, since
+//! these messages were handled twice. And of what is finished here nothing is handled here again, even if
+//! its acknowledgement cannot be delivered for now.
+//!
+//! How often a message was given out without a result is counted by the server. From the third time on it is
+//! handed over alone, so that those beside it are not taken for what ends processes, and after `MaxDeliveries`
+//! (20) it fails [without a call](#messages-that-kill). A deploy counts as one for what was in hand.
+//!
+//! A group that is lost with its stream, or destroyed, is made again where it was, with an error in the log that
+//! says what is known: how far it is finished is written down every second. `AckDelete` deletes what is finished:
+//! `Immediate` for topics that nobody else reads, which is seen to; `AllGroups` once every consumer of the
+//! topic has finished it. Trimming by `MaxLen` deletes whatever is oldest, pending or not; what is pending and gone
+//! is told as lost, with ids. [`Admin::reset`] moves a group, and has to be told what becomes of what is
+//! [pending](Reset::pending). `MaxInFlight` bounds how many calls run at once in a process.
+//!
+//! Queues need a topic whose partitions lie together (`CoLocatePartitions`), and cannot be [forwarded](Forwarder)
+//! from. A name keeps what is finished in one way on a topic: two modes under one name are refused.
+//!
 //! # Positions, and what a crash costs
 //!
 //! Everything up to a partition's position is finished. It is kept in memory without a lock and stored
@@ -219,8 +283,8 @@
 //!
 //! # What it does not do (yet)
 //!
-//! Work queues, retries out of place, metrics, TLS and clusters are not in this version. Settings
-//! that would need them are refused rather than ignored.
+//! Metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than
+//! ignored.
 
 mod admin;
 mod backoff;
