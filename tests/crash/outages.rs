@@ -50,6 +50,12 @@ fn every_lane_resumes_after_each_kill_of_the_server_and_nothing_is_left_behind()
     let rounds = number_from_env("STREAMLANE_CRASH_OUTAGES").unwrap_or(20);
     let mut scene = Scene::new();
     scene.resume();
+    // it takes its time at the start, for a process that is soon gone has no use for it
+    let there = || {
+        let clients = scene.server.command(&["CLIENT", "LIST"]).unwrap().text();
+        clients.contains("name=streams-delays")
+    };
+    assert!(eventually(PATIENCE, there), "the mover of delayed messages");
     let before = Footprint::settled(|_| true);
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {

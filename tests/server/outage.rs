@@ -411,6 +411,7 @@ fn many_cuts_leave_no_socket_and_no_thread_behind() {
     let all = || connections(&server, "glitch").len();
     // four lanes, the positions, the claims, the publisher
     expect("everybody to be connected", || all() == 7);
+    running(&consumer); // a lane that is cut off before that says something else
     for _ in 0..60 {
         server
             .command(&["CLIENT", "KILL", "TYPE", "normal"])

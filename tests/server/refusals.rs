@@ -186,8 +186,8 @@ fn a_full_server_is_named_as_such_and_not_stormed() {
     let publisher = streams.publisher("full").unwrap();
     publisher.publish("k", "T", "first").unwrap();
     let mut admin = server.client().unwrap();
-    // this one and the publisher
-    let present = 2;
+    // this one, the publisher, and what looks for delayed messages
+    let present = 3;
     expect("the first look to be over", || {
         let clients = admin.command(&["CLIENT", "LIST"]).unwrap().text();
         clients.lines().count() == present
