@@ -106,13 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_their_longest_and_jitter_only_lengthens_them() {
+    fn mq_07_pauses_double_up_to_their_longest_and_no_number_of_attempts_is_too_large() {
         let ms = Duration::from_millis;
         let pause = |nth, jitter| exponential(nth, ms(100), ms(1000), jitter);
         let exact: Vec<_> = (1..8).map(|n| pause(n, 0).as_millis()).collect();
         assert_eq!(exact, [100, 200, 400, 800, 1000, 1000, 1000]);
-        for late in [32, 33, 34, 1000, u32::MAX] {
+        for late in (8..=200).chain([1000, u32::MAX]) {
             assert_eq!(pause(late, 0), ms(1000));
+            assert_eq!(exponential(late, Duration::MAX, ms(1000), 0), ms(1000));
             assert!(exponential(late, Duration::ZERO, ms(1000), 25).is_zero());
         }
         let waits: Vec<_> = (0..100).map(|_| pause(2, 50)).collect();

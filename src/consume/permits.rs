@@ -67,7 +67,7 @@ mod tests {
     use crate::net::STOP;
 
     #[test]
-    fn never_more_run_than_may_and_all_come_back_whatever_ends_the_wait() {
+    fn mq_08_a_permit_is_never_lost_or_made_up_whatever_ends_the_wait() {
         let permits = Arc::new(Permits::new(3));
         let (now, most) = (AtomicU32::new(0), AtomicU32::new(0));
         let stop = Interrupt::default();

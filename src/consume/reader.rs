@@ -546,7 +546,11 @@ impl Reader {
             // The read that travelled along is still to be answered, by nobody who listens.
             Some(text) => {
                 let text = text.of(self.arena.received());
-                let e = Error::server("store position", text);
+                let operation = match self.plan.group {
+                    Some(_) => "acknowledge",
+                    None => "store position",
+                };
+                let e = Error::server(operation, text);
                 self.connection.iter().for_each(|c| c.heed(&e));
                 Err(e
                     .on_key(key.unwrap_or(&self.key))

@@ -413,6 +413,10 @@ impl Group {
         });
         Self::tell_of_late(lane, late);
         match brought {
+            Err(e) if before > 0 && e.operation() == "acknowledge" => {
+                let key = String::from_utf8_lossy(lane.reader.key()).into_owned();
+                Err(ACK.saying_what_to_grant(e, &[&key]))
+            }
             // now for what is new
             Ok(Brought::Nothing) if was_given_before => Self::try_read(lane),
             brought => brought,

@@ -68,8 +68,9 @@ pub(crate) fn first_pending(
 }
 
 /// Everything up to the answer is finished by every group of the stream and every consumer of the topic that
-/// keeps positions; `None` where that cannot be told, as where one has no position yet, or keeps none. Readers
-/// of other implementations are seen by their groups only. Blocks for a few round trips.
+/// keeps positions; `None` where that cannot be told, as where one has no position or no group there yet, or has
+/// lost it, or keeps none. Readers of other implementations are seen by their groups only. Blocks for a few round
+/// trips.
 pub(super) fn low_water(
     connection: &mut Connection,
     keys: &Keys,
@@ -77,9 +78,15 @@ pub(super) fn low_water(
     timeout: Duration,
 ) -> Result<Option<StreamId>> {
     let mut low = StreamId::MAX;
-    for (consumer, keeps) in registered(connection, keys, topic, timeout)? {
+    let registered = registered(connection, keys, topic, timeout)?;
+    let groups = groups(connection, stream, timeout)?;
+    for (consumer, keeps) in registered {
         match keeps {
-            Keeps::Group | Keeps::DeletingGroup => {}
+            Keeps::Group | Keeps::DeletingGroup => {
+                if !groups.iter().any(|g| g.name == consumer.as_bytes()) {
+                    return Ok(None);
+                }
+            }
             Keeps::Nothing => return Ok(None),
             Keeps::Positions => {
                 let mut cmd = redis::cmd("HGET");
@@ -92,7 +99,7 @@ pub(super) fn low_water(
             }
         }
     }
-    for group in groups(connection, stream, timeout)? {
+    for group in groups {
         low = low.min(group.delivered);
         if group.pending > 0
             && let Some(first) = first_pending(connection, stream, &group.name, timeout)?

@@ -39,6 +39,7 @@ mod publishing;
 mod queues;
 mod reading;
 mod refusals;
+mod registers;
 mod replaying;
 mod resets;
 mod routing;
