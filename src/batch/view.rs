@@ -376,7 +376,8 @@ impl<'a> Message<'a> {
         self.context.partition
     }
 
-    /// Which attempt at it this is: 1 at first, more when it is handed over again after it failed. In a
+    /// Which attempt at it this is: 1 at first, more when it is handed over again after it failed, or, in the
+    /// queue modes, after it was given to somebody who did not finish it. What is replayed begins anew. In a
     /// batch it counts attempts at the first message.
     pub fn attempt(&self) -> u32 {
         self.context.attempt.load(Ordering::Relaxed)

@@ -125,6 +125,7 @@ impl Group {
                 first: record.id,
                 since_ms: 0,
                 attempts: 0,
+                deliveries: 0,
             },
             before: 0,
         }
@@ -258,7 +259,7 @@ impl Progress for Group {
         let partition = known.origin.partition;
         let attempt = known
             .origin
-            .attempts
+            .deliveries
             .saturating_add(known.before)
             .saturating_add(made);
         lane.context.attempt.store(attempt, Relaxed);

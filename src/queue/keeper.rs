@@ -317,6 +317,7 @@ impl Keeper {
                     self.name,
                     taken.gone.len()
                 );
+                hand.lose(taken.gone.len() as u64);
             }
             hand.add();
         }

@@ -10,6 +10,7 @@
 //! | `!first` | the id it had there |
 //! | `!since` | when it failed first, in milliseconds of our clock; 0 where it did not |
 //! | `!attempts` | how often it has been handed over again by policy, the time to come included |
+//! | `!deliveries` | how often it was given to somebody so far; where that is not said, as often as it was tried |
 
 use crate::{StreamId, batch::Record, net::resp::Cursor, wire::decimal};
 
@@ -20,10 +21,12 @@ pub(crate) struct Origin {
     pub(super) first: StreamId,
     pub(super) since_ms: u64,
     pub(super) attempts: u32,
+    /// Those under ids of before included.
+    pub(super) deliveries: u32,
 }
 
 /// How many own fields there are.
-const OWN: usize = 5;
+const OWN: usize = 6;
 
 impl Origin {
     /// Of a message that begins anew, as one that is replayed does.
@@ -33,6 +36,7 @@ impl Origin {
             first,
             since_ms: 0,
             attempts: 0,
+            deliveries: 0,
         }
     }
 
@@ -44,6 +48,7 @@ impl Origin {
             ("!first", self.first.to_string()),
             ("!since", self.since_ms.to_string()),
             ("!attempts", self.attempts.to_string()),
+            ("!deliveries", self.deliveries.to_string()),
         ]
     }
 
@@ -62,7 +67,7 @@ impl Origin {
             return None;
         }
         let (mut partition, mut first, mut at) = (None, None, 0);
-        let (mut since_ms, mut attempts) = (0, 0);
+        let (mut since_ms, mut attempts, mut deliveries) = (0, 0, None);
         for _ in 1..own {
             let (name, value, end) = pair()?;
             at = end;
@@ -71,6 +76,7 @@ impl Origin {
                 b"!first" => first = StreamId::parse(value),
                 b"!since" => since_ms = decimal::parse(value)?,
                 b"!attempts" => attempts = u32::try_from(decimal::parse(value)?).ok()?,
+                b"!deliveries" => deliveries = Some(u32::try_from(decimal::parse(value)?).ok()?),
                 _ => {}
             }
         }
@@ -79,6 +85,7 @@ impl Origin {
             first: first?,
             since_ms,
             attempts,
+            deliveries: deliveries.unwrap_or(attempts),
         };
         record.fields = at as u32;
         record.pairs -= own;

@@ -51,7 +51,6 @@ impl Lane<Group> {
             origin,
             before,
         } = self.progress.known(index, &record);
-        let deliveries = before + failures.deliveries;
         let plan = &self.progress.plan;
         let fields = self.fields_of(&record);
         let letter = Letter {
@@ -60,7 +59,7 @@ impl Lane<Group> {
             first: origin.first,
             last: entry,
             attempts: origin.attempts + failures.attempts,
-            deliveries: origin.attempts + deliveries,
+            deliveries: origin.deliveries + before + failures.deliveries,
             error: failures.error,
             consumer: &self.context.consumer,
             reason,
@@ -99,7 +98,11 @@ impl Lane<Group> {
         failures: &Failures<'_>,
     ) -> Result<Fate> {
         let record = self.reader.records()[index];
-        let Known { entry, origin, .. } = self.progress.known(index, &record);
+        let Known {
+            entry,
+            origin,
+            before,
+        } = self.progress.known(index, &record);
         let since_ms = match origin.since_ms {
             0 => {
                 clock::unix_ms(clock::wall())
@@ -110,6 +113,7 @@ impl Lane<Group> {
         let origin = Origin {
             since_ms,
             attempts: origin.attempts + 1,
+            deliveries: origin.deliveries + before + failures.deliveries,
             ..origin
         };
         let plan = &self.progress.plan;

@@ -36,6 +36,7 @@ mod outcomes;
 mod parking;
 mod positions;
 mod publishing;
+mod queue_recipes;
 mod queues;
 mod reading;
 mod refusals;
