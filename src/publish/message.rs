@@ -87,7 +87,7 @@ impl<'a> Outgoing<'a> {
     }
 
     /// How often it is handed over again at most after it failed, by consumers that do that
-    /// ([`OnError::Park`](crate::OnError::Park)); 0: it becomes a dead letter at its first failure. It makes
+    /// ([`OnError::Park`](crate::OnError::Park) and [`OnError::Retry`](crate::OnError::Retry)); 0: it becomes a dead letter at its first failure. It makes
     /// their own number smaller, never larger. Of a batch that fails as a whole the smallest counts.
     ///
     /// It travels in the header `streamlane-max-attempts`, as a number in decimal, and counts as one of the
