@@ -86,9 +86,10 @@ impl<P: Progress> Lane<P> {
             }
             if !self.progress.is_calm() {
                 match P::admit(self, start) {
-                    Flow::On => now_ms = clock::coarse_ms(), // that may have taken a while
+                    Flow::On => {}
                     away => return away,
                 }
+                now_ms = clock::coarse_ms(); // that may have taken a while
             }
             let permit = match &self.plan.permits {
                 None => None,
@@ -342,6 +343,7 @@ impl<P: Progress> Lane<P> {
     }
 
     /// The pause before what is in hand is handed over again.
+    #[cold]
     fn rest(&mut self, pause: Duration) {
         if pause >= LONG && !self.progress.is_calm() {
             P::came_back(self);
@@ -353,7 +355,8 @@ impl<P: Progress> Lane<P> {
     #[inline]
     fn is_hopeless(&self, before: Before) -> bool {
         let most = self.plan.max_deliveries;
-        most > 0 && before.deliveries >= most
+        // mostly there are none, which is seen without a look at the plan
+        before.deliveries > 0 && most > 0 && before.deliveries >= most
     }
 
     /// Whether a failure is about a single entry that is no proper message.
@@ -368,6 +371,7 @@ impl<P: Progress> Lane<P> {
     }
 
     /// How often what a failed call concerns may be handed over again.
+    #[cold]
     fn most_attempts(&self, called: &Called) -> u32 {
         let bytes = self.reader.bytes();
         let caps = self.concerned(called).iter();

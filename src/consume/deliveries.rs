@@ -164,7 +164,7 @@ impl Deliveries {
     }
 
     /// How often the message that is next was handed over in vain by lanes before.
-    #[inline]
+    #[cold]
     pub(super) fn before(&self) -> u32 {
         self.before
     }
@@ -304,6 +304,7 @@ impl Deliveries {
     }
 
     /// The message in hand is finished, or is not the lane's any more.
+    #[cold]
     pub(super) fn over(&mut self) {
         self.turn = None;
     }
