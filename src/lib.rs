@@ -60,6 +60,7 @@
 //! | it will never succeed, and must not be lost | `book(m).or_dead_letter()?` | makes it a [dead letter](#dead-letters), goes on | moves past it |
 //! | nothing more can be done here | `check(m).or_stop()?` | stops this partition | stays before it |
 //! | the handler panics | | as a bare `?`; the handler is made anew | as a bare `?` |
+//! | the process dies in the call, or the call never ends | | hands it over again, `MaxDeliveries` (20) times in all; then [as a bare `?`, without a call](#messages-that-kill) | stays, then as a bare `?` |
 //!
 //! A bare `?` on any error is an ordinary error. [`OnError`] decides what that means:
 //! [`BestEffort`](OnError::BestEffort) (the default) steps over the message,
@@ -67,7 +68,8 @@
 //! stops every consumer and makes [`Streams::wait`] return the error. Nothing is retried unless the
 //! handler asks for it: only it knows whether a second attempt can help and does no harm. Or the consumer
 //! asks for it with [`Park`](OnError::Park): then a message that failed is handed over again so often, in
-//! its place and with growing pauses ([`ConsumerBuilder::park`]), and becomes a dead letter after that.
+//! its place and with growing pauses ([`ConsumerBuilder::park`]), and becomes a dead letter after that. A message
+//! may ask for fewer attempts than that ([`Draft::max_attempts`]).
 //!
 //! Which message is concerned:
 //!
@@ -104,6 +106,28 @@
 //! handler: they are ordinary errors, with their id in the log, and under `Park` never tried again. Batch handlers see them in their place,
 //! marked as [`malformed`](Message::malformed).
 //!
+//! # Messages that kill
+//!
+//! A message whose handler ends the process (it aborts, overflows the stack, has no memory left) or never comes
+//! back is handed over again by the next process, which it ends as well. So that this is not for ever, each lane
+//! of an ordered consumer writes down the first message it hands over, and how many lanes in a row have begun
+//! with it: one small write whenever a partition is taken up, and nothing after that. A lane that finds that two
+//! before it did not get past their first message reads on one by one for a batch, and writes each message
+//! down before it hands it over, so that a death is put down to the message that was in hand and to none
+//! beside it. One that has been handed over `MaxDeliveries` times (20, [`ConsumerBuilder::max_deliveries`]) is
+//! not handed over any more. It counts as an ordinary failure with an error that says so, which goes to
+//! `classify` and the policy as any other: [`BestEffort`](OnError::BestEffort) steps over it with an error in
+//! the log, [`StopPartition`](OnError::StopPartition) and [`Fail`](OnError::Fail) stop before it, at each start
+//! anew, until the limit is raised or the position is reset, and [`Park`](OnError::Park) makes it a dead letter
+//! at once, with the reason `deliveries`.
+//!
+//! What counts is a call that began and never came back: the process died, was killed or was cut off by the end
+//! of `ShutdownTimeoutSeconds`, its claim ended, or its partition was given away as stalled
+//! (`HandOverWhenStalled`). Calls that come back do not count, with whatever result, and neither does the time
+//! in which a message blocks or waits for its next attempt of a second or more; nor do stops and
+//! handovers in which the handler heeds [`is_cancelled`](Message::is_cancelled). A good message that takes longer
+//! than processes are let live at your place needs a higher limit, or none: 0.
+//!
 //! # Dead letters
 //!
 //! A dead letter is a message that failed for good, kept with all its bytes beside what is known of it: where
@@ -131,7 +155,7 @@
 //! | `!attempts`, `!deliveries` | how often it was handed over again by policy, and handed over in all |
 //! | `!error` | the error, its first KiB |
 //! | `!consumer` | whose message it was |
-//! | `!reason` | `retries`, `handler` or `malformed`; `deliveries` and `payload-missing` are kept for what is to come |
+//! | `!reason` | `retries`, `deliveries` (see [messages that kill](#messages-that-kill)), `handler` or `malformed`; `payload-missing` is kept for what is to come |
 //! | `!omitted` | how many fields of the message were too many to keep (above 3000); absent if none |
 //!
 //! # Queues

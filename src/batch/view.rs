@@ -340,6 +340,12 @@ impl<'a> Message<'a> {
         Headers::new(self.field(Field::Headers).unwrap_or_default())
     }
 
+    /// How often its publisher wants it handed over again at most after it failed, whatever more the
+    /// consumer would do; see [`Outgoing::max_attempts`](crate::Outgoing::max_attempts).
+    pub fn max_attempts(&self) -> Option<u32> {
+        self.headers().max_attempts()
+    }
+
     /// Every field of the entry as it is stored, unknown and repeated ones included.
     pub fn fields(&self) -> Fields<'a> {
         Fields {

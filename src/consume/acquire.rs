@@ -50,6 +50,7 @@ impl Lane<Positions> {
             ordinal: known.ordinal,
         };
         self.progress.unsettled = marker;
+        self.progress.deliveries.begin_anew();
         self.progress
             .resets
             .begin_with(self.progress.unsettled.as_ref());
@@ -58,6 +59,7 @@ impl Lane<Positions> {
                 let (reset, start) = (marker.reset, marker.start());
                 log::warn!("{self}: reset marker found at the start: {reset}");
                 self.begin_at(start);
+                self.progress.deliveries.forgive();
             }
             (None, Loaded::At(stored)) => {
                 self.progress.writer.begin(stored.id, stored.ordinal);

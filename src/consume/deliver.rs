@@ -6,7 +6,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -29,6 +29,9 @@ use super::{
     progress::{Before, Progress},
     resets::RESET,
 };
+
+/// Of a pause that is shorter it is not worth telling anyone.
+const LONG: Duration = Duration::from_secs(1);
 
 /// A lane's handler.
 pub(crate) enum Handler {
@@ -80,6 +83,13 @@ impl<P: Progress> Lane<P> {
                     Flow::On => {}
                     away => return away,
                 }
+            }
+            if !self.progress.is_calm() {
+                match P::admit(self, start) {
+                    Flow::On => {}
+                    away => return away,
+                }
+                now_ms = clock::coarse_ms(); // that may have taken a while
             }
             let permit = match &self.plan.permits {
                 None => None,
@@ -146,7 +156,7 @@ impl<P: Progress> Lane<P> {
                         done: called.done,
                         retried: attempts.retried || before.attempts > 0,
                         attempts: before.attempts + attempts.parkings,
-                        most: self.plan.parking.attempts,
+                        most: self.most_attempts(&called),
                         hopeless: self.is_hopeless(before) || self.is_about_no_message(&called),
                         out_of_place: self.plan.out_of_place,
                     });
@@ -261,26 +271,26 @@ impl<P: Progress> Lane<P> {
             }
             Then::Retry(pause) => {
                 attempts.retried = true;
-                self.context.interrupt.sleep(pause, CALLED);
+                self.rest(pause);
                 Flow::On
             }
             Then::TryAgain => {
                 attempts.parkings += 1;
                 let pause = self.pause_before(attempts.parkings);
-                self.context.interrupt.sleep(pause, CALLED);
+                self.rest(pause);
                 Flow::On
             }
             Then::Park(messages) | Then::Later(messages, _) => {
                 let until = clock::now();
                 let failures = Failures {
                     attempts: attempts.parkings,
-                    deliveries: attempts.made,
+                    deliveries: attempts.made - u32::from(self.is_hopeless(before)),
                     since: attempts.failed_since.unwrap_or(until),
                     until,
                     error: &describe(&failure),
                     reason: match action {
-                        Some(Action::DeadLetter) => DeadLetterReason::Handler,
                         _ if self.is_hopeless(before) => DeadLetterReason::Deliveries,
+                        Some(Action::DeadLetter) => DeadLetterReason::Handler,
                         _ => DeadLetterReason::Retries,
                     },
                 };
@@ -308,7 +318,7 @@ impl<P: Progress> Lane<P> {
                 let reason = format!("message {id}: {}", describe(&failure));
                 self.monitor.enter(LaneState::Blocked, &reason);
                 let wait = attempts.ladder.next_wait();
-                self.context.interrupt.sleep(wait, CALLED);
+                self.rest(wait);
                 Flow::On
             }
             Then::StopPartition => Flow::End(LaneEnd::ByPolicy(format!(
@@ -332,11 +342,21 @@ impl<P: Progress> Lane<P> {
         }
     }
 
+    /// The pause before what is in hand is handed over again.
+    #[cold]
+    fn rest(&mut self, pause: Duration) {
+        if pause >= LONG && !self.progress.is_calm() {
+            P::came_back(self);
+        }
+        self.context.interrupt.sleep(pause, CALLED);
+    }
+
     /// Whether a message was given out too often to be handed over once more.
     #[inline]
     fn is_hopeless(&self, before: Before) -> bool {
         let most = self.plan.max_deliveries;
-        most > 0 && before.deliveries >= most
+        // mostly there are none, which is seen without a look at the plan
+        before.deliveries > 0 && most > 0 && before.deliveries >= most
     }
 
     /// Whether a failure is about a single entry that is no proper message.
@@ -348,6 +368,24 @@ impl<P: Progress> Lane<P> {
         };
         let record = self.reader.records()[called.start..][..called.handed].get(nth);
         record.is_some_and(|r| r.malformed.is_some())
+    }
+
+    /// How often what a failed call concerns may be handed over again.
+    #[cold]
+    fn most_attempts(&self, called: &Called) -> u32 {
+        let bytes = self.reader.bytes();
+        let caps = self.concerned(called).iter();
+        let caps = caps.filter_map(|r| Message::new(bytes, r, &self.context).max_attempts());
+        caps.fold(self.plan.parking.attempts, u32::min)
+    }
+
+    /// The messages that a failure is about: where progress was marked, the first that is not done.
+    fn concerned(&self, called: &Called) -> &[Record] {
+        let records = &self.reader.records()[called.start..][..called.handed];
+        match called.done {
+            None => records,
+            Some(done) => &records[done.min(records.len() - 1)..][..1],
+        }
     }
 
     fn classify(&self, failure: &Failure) -> Option<Action> {
@@ -362,12 +400,6 @@ impl<P: Progress> Lane<P> {
     /// What went wrong, with which messages, and what is done about it. One line a window; the others
     /// at debug level.
     fn report(&mut self, failure: &Failure, called: &Called, step: Step, attempt: u32) {
-        let records = &self.reader.records()[called.start..][..called.handed];
-        // Where progress was marked, the failure is about the first message that is not done.
-        let concerned = match called.done {
-            None => records,
-            Some(done) => &records[done.min(records.len() - 1)..][..1],
-        };
         let verdict = match step.then {
             Then::GoOn => "stepped over (OnError BestEffort does not retry)",
             Then::Retry(_) => "to be handed over once more",
@@ -405,6 +437,7 @@ impl<P: Progress> Lane<P> {
         if !log::log_enabled!(level) {
             return;
         }
+        let concerned = self.concerned(called);
         let of_type = concerned[0]
             .message_type
             .of(self.reader.bytes())
@@ -451,8 +484,8 @@ impl<P: Progress> Lane<P> {
 #[cold]
 fn refused(start: usize, before: Before) -> (HandlerResult, Called) {
     let what = format!(
-        "it was given out {} times and nobody came back with a result, as of one that ends its process; it is \
-         not handed over any more (MaxDeliveries)",
+        "it was handed over {} times and the process died, or did not come back, each time; it is not handed \
+         over any more (MaxDeliveries)",
         before.deliveries
     );
     let called = Called {

@@ -111,6 +111,28 @@ return 'd'",
     commands: "+eval +evalsha +time +hget +hset +hdel +zscore",
 };
 
+/// How often lanes of a partition began with a message.
+///
+/// `KEYS`: the hash of diagnostics; the ownership hash; the set of expiries beside it. `ARGV`: our claim;
+/// `f` or `s` as for [`STORE`]; the partition; the field, and its value. It answers a letter as [`STORE`] does.
+pub(super) const COUNT: Script = Script {
+    text: r"#!lua flags=allow-oom
+local meta, hash, set = KEYS[1], KEYS[2], KEYS[3]
+local me, by_field, p, field, value = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5]
+local owner = redis.call('HGET', hash, p)
+if owner and not by_field then
+  local t = redis.call('TIME')
+  local score = redis.call('ZSCORE', set, p)
+  if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
+end
+if not owner then return 'm' end
+if owner ~= me then return 'o' end
+redis.call('HSET', meta, field, value)
+return 'd'",
+    sha1: "9a570b01850ffa270c07800f64f1839a9829b6f8",
+    commands: "+eval +evalsha +time +hget +hset +zscore",
+};
+
 /// A dead letter, and the position of its partition moved past its message: both or neither.
 ///
 /// `KEYS`: the position hash; the hash of diagnostics; the ownership hash; the set of expiries beside it;

@@ -224,8 +224,8 @@ impl Flusher {
                 Fate::Behind => {
                     // Nothing of it has to be handled again.
                     self.table.stored(*p, written.version);
-                    if self.resets.parked(*p) > written.id {
-                        continue; // our lane has moved it, with a dead letter
+                    if self.resets.stored(*p) > written.id {
+                        continue; // our lane has moved it, as with a dead letter
                     }
                     if let Some(more) = self.quiet_fates.permit() {
                         log::warn!(

@@ -22,6 +22,7 @@ use crate::{
 
 use super::{
     deliver::{Classify, Handler, HandlerFactory},
+    deliveries::Suspicion,
     park::Parking,
     permits::Permits,
     progress::Progress,
@@ -60,6 +61,7 @@ pub(crate) struct Plan {
     /// A message that was given to somebody so often who did not finish it is not handed over any more; 0: it
     /// always is.
     pub(crate) max_deliveries: u32,
+    pub(crate) suspicion: Suspicion,
     /// Whether a message that is to wait may be handed over out of its place.
     pub(crate) out_of_place: bool,
     /// How many handler calls may run at once; `None`: one for each lane.

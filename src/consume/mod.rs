@@ -2,6 +2,7 @@
 
 mod acquire;
 mod deliver;
+mod deliveries;
 mod extent;
 mod fenced;
 mod flusher;
@@ -21,6 +22,7 @@ mod store;
 mod watch;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};
+pub(crate) use deliveries::Suspicion;
 pub(crate) use extent::{Extent, last_entry};
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
 pub use gap::{Gap, GapCause};

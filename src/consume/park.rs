@@ -170,7 +170,7 @@ impl Lane<Positions> {
                 first: first.unwrap_or(record.id),
                 last: record.id,
                 attempts: failures.attempts,
-                deliveries: failures.deliveries,
+                deliveries: self.progress.deliveries.of(record.id) + failures.deliveries,
                 error: failures.error,
                 consumer: &self.context.consumer,
                 reason,
@@ -185,7 +185,7 @@ impl Lane<Positions> {
         let Some(connection) = self.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "park", "not connected"));
         };
-        self.progress.resets.parks(record.id);
+        self.progress.resets.stores(record.id);
         let done = self
             .progress
             .store

@@ -15,6 +15,7 @@ use crate::{
 };
 
 use super::{
+    deliveries::Deliveries,
     fenced::Fate,
     lane::{CALLED, Flow, Lane, Plan, Seat},
     park::Failures,
@@ -41,6 +42,7 @@ pub(crate) struct Positions {
     unsaved: Option<Snapshot>,
     /// Whether positions were stored over this connection, so that the server knows how.
     has_stored: bool,
+    pub(super) deliveries: Deliveries,
 }
 
 impl Positions {
@@ -50,6 +52,7 @@ impl Positions {
         let acquired = Rc::<Cell<bool>>::default();
         let resets = Arc::new(plan.resets.join(seat.partition, &seat.interrupt));
         let store = plan.store.clone();
+        let suspicion = plan.suspicion.clone();
         let table = writer.again();
         let mut first = Some(writer);
         move || {
@@ -64,6 +67,7 @@ impl Positions {
                 acquired: Rc::clone(&acquired),
                 unsaved: None,
                 has_stored: false,
+                deliveries: Deliveries::new(suspicion.clone()),
             })
         }
     }
@@ -83,6 +87,9 @@ impl Progress for Positions {
         lane.connect()?;
         lane.acquire()?;
         lane.settle_reset()?;
+        if !lane.progress.is_calm() && !lane.reader.is_outstanding() {
+            lane.attend_to_deliveries()?;
+        }
         let alone = lane.trouble.is_some() || !lane.progress.has_stored;
         if let Some(position) = lane.progress.unsaved.filter(|_| alone) {
             // so that a refusal leaves no answer outstanding and the connection can stay
@@ -113,23 +120,28 @@ impl Progress for Positions {
         if before > 0 && lane.reader.is_confirmed() {
             lane.saved(); // whatever became of the read
         }
+        if !lane.progress.is_calm() {
+            lane.count_early(&brought);
+        }
         brought
     }
 
     fn may_read_ahead(&self) -> bool {
         // Between two reads nothing is outstanding, which is when the stream is looked at.
-        !self.watch.is_due()
+        (self.is_calm() || self.deliveries.is_on_record()) && !self.watch.is_due()
     }
 
     fn arrived(lane: &mut Lane<Self>) {
         if let Some(first) = lane.reader.records().first().filter(|r| r.nth == 1) {
             lane.progress.watch.read_first(first.id);
         }
+        lane.progress.deliveries.arrived();
     }
 
     fn passed(lane: &mut Lane<Self>) {
         let read = u64::from(lane.reader.index().read());
         lane.progress.base = lane.progress.base.map(|n| n + read);
+        lane.progress.deliveries.passed();
     }
 
     fn together(&self, plan: &Plan, _: usize, records: usize) -> usize {
@@ -141,7 +153,13 @@ impl Progress for Positions {
 
     #[inline]
     fn before(&self, _: usize) -> Before {
-        Before::default()
+        if self.is_calm() {
+            return Before::default(); // which is what the loop need not look at
+        }
+        Before {
+            deliveries: self.deliveries.before(),
+            attempts: 0,
+        }
     }
 
     #[inline]
@@ -150,13 +168,30 @@ impl Progress for Positions {
     }
 
     #[inline]
+    fn is_calm(&self) -> bool {
+        self.deliveries.is_calm()
+    }
+
+    fn admit(lane: &mut Lane<Self>, start: usize) -> Flow {
+        lane.admit_message(start)
+    }
+
+    fn came_back(lane: &mut Lane<Self>) {
+        lane.take_off_record();
+    }
+
+    #[inline]
     fn done(&mut self, record: &Record) {
         let ordinal = self.base.map(|n| n + u64::from(record.nth));
         self.writer.store(record.id, ordinal);
     }
 
+    #[inline]
     fn finished(lane: &mut Lane<Self>, end: usize, total: usize) -> Flow {
         lane.move_position(end);
+        if !lane.progress.is_calm() {
+            lane.progress.deliveries.over();
+        }
         if end < total && lane.plan.persist == Persist::SyncMessage {
             return lane.save_position();
         }
@@ -207,7 +242,9 @@ impl Progress for Positions {
     }
 
     /// The last position is the flusher's to store.
-    fn ended(_: &mut Lane<Self>) {}
+    fn ended(lane: &mut Lane<Self>) {
+        lane.take_off_record();
+    }
 }
 
 impl Lane<Positions> {
@@ -230,6 +267,17 @@ impl Lane<Positions> {
         let ordinal = self.progress.base.map(|n| n + u64::from(nth));
         self.progress.writer.store(id, ordinal);
         if self.plan.persist.is_sync() {
+            self.owe(self.progress.writer.load());
+        } else if !self.progress.is_calm() {
+            self.store_with_care(id);
+        }
+    }
+
+    /// Where lanes before died: the position is stored before anything else is handed over.
+    #[cold]
+    fn store_with_care(&mut self, id: StreamId) {
+        if self.progress.deliveries.is_careful() {
+            self.progress.resets.stores(id);
             self.owe(self.progress.writer.load());
         }
     }

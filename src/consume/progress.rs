@@ -32,6 +32,17 @@ pub(crate) trait Progress: Sized {
     fn before(&self, start: usize) -> Before;
     /// What is told to the handler of what comes at `start`, which has been handed over so often here.
     fn about(lane: &mut Lane<Self>, start: usize, made: u32);
+    /// Whether messages are handed over without anything being done about them before.
+    fn is_calm(&self) -> bool {
+        true
+    }
+    /// Where that is not so: sees to what has to be done before the message at `start` is handed over,
+    /// however often that takes.
+    fn admit(_: &mut Lane<Self>, _start: usize) -> Flow {
+        Flow::On
+    }
+    /// Where that is not so: no message is in hand for a while.
+    fn came_back(_: &mut Lane<Self>) {}
     /// The handler says, in the middle of its call, that everything up to this one is finished.
     fn done(&mut self, record: &Record);
     /// The records before `end` of `total` are finished.

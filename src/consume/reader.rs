@@ -258,6 +258,11 @@ impl Reader {
         self.given_before
     }
 
+    /// Another connection than the one it reads from, which nothing calls away.
+    pub(crate) fn dial_anew(&self, timeout: Duration) -> Result<Connection> {
+        Connection::dial(&self.target, &self.client_name, None, timeout)
+    }
+
     /// Asks for so many entries at most, until it is said otherwise.
     pub(crate) fn at_most(&mut self, entries: u32) {
         self.most = entries;

@@ -57,8 +57,8 @@ struct Slot {
     /// How to call the lane; `None` while there is none, and then no marker is looked for.
     lane: Option<Arc<Interrupt>>,
     stage: Stage,
-    /// The last position that the lane may have stored by itself, with a dead letter.
-    parked: StreamId,
+    /// The last position that the lane may have stored by itself, as with a dead letter.
+    stored: StreamId,
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +78,7 @@ impl Resets {
         *self.slot(partition) = Slot {
             lane: Some(Arc::clone(interrupt)),
             stage: Stage::None,
-            parked: StreamId::MIN,
+            stored: StreamId::MIN,
         };
         LaneResets {
             resets: Arc::clone(self),
@@ -118,9 +118,9 @@ impl Resets {
         matches!(stage, Stage::Found(_) | Stage::Taken(_))
     }
 
-    /// Up to where the lane may have stored the position by itself, with a dead letter.
-    pub(super) fn parked(&self, partition: u32) -> StreamId {
-        self.slot(partition).parked
+    /// Up to where the lane may have stored the position by itself, as with a dead letter.
+    pub(super) fn stored(&self, partition: u32) -> StreamId {
+        self.slot(partition).stored
     }
 
     fn slot(&self, partition: u32) -> MappedMutexGuard<'_, Slot> {
@@ -178,15 +178,15 @@ impl LaneResets {
         }
     }
 
-    /// Says that the lane is about to store this position by itself, with a dead letter.
-    pub(super) fn parks(&self, position: StreamId) {
-        self.resets.slot(self.partition).parked = position;
+    /// Says that the lane is about to store this position by itself, as with a dead letter.
+    pub(super) fn stores(&self, position: StreamId) {
+        self.resets.slot(self.partition).stored = position;
     }
 
     /// Says that the reset that was taken is stored; another may have been found meanwhile.
     pub(super) fn settled(&self) {
         let mut slot = self.resets.slot(self.partition);
-        slot.parked = StreamId::MIN;
+        slot.stored = StreamId::MIN;
         slot.stage = match mem::take(&mut slot.stage) {
             Stage::Taken(marker) => Stage::Settled(marker),
             other => other,
@@ -213,6 +213,7 @@ impl Lane<Positions> {
         let (from, start) = (self.progress.writer.load().id, marker.start());
         let to = start.id;
         self.reader.seek(to);
+        self.progress.deliveries.forgive();
         self.begin_at(start);
         self.progress.unsettled = Some(marker);
         log::warn!(

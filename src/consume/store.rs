@@ -1,6 +1,7 @@
 //! Where positions are kept: what is read of them, and what is rendered about them.
 
 mod park;
+mod tally;
 mod write;
 
 use std::{

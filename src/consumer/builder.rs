@@ -24,7 +24,7 @@ use crate::{
     TypedBatchHandler, TypedHandler,
     consume::{
         Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Permits, Plan,
-        Resets, Rhythm,
+        Resets, Rhythm, Suspicion,
     },
     handler::DecodedBy,
     position::Table,
@@ -59,9 +59,6 @@ impl fmt::Debug for HasHandler {
         f.write_str("HasHandler")
     }
 }
-
-/// A message that was given out so often without a result is not handed over any more, in the queue modes.
-const MAX_DELIVERIES: u32 = 20;
 
 /// Where a consumer's settings begin.
 #[derive(Clone, Debug)]
@@ -526,7 +523,8 @@ impl ConsumerBuilder<HasHandler> {
             on_error: settings.on_error,
             classify,
             parking: parking::of(&settings, park_backoff),
-            max_deliveries: MAX_DELIVERIES,
+            max_deliveries: settings.max_deliveries,
+            suspicion: Suspicion::of(&settings),
             out_of_place: settings.delivery == Delivery::WorkQueue,
             permits: settings
                 .max_in_flight

@@ -29,6 +29,7 @@ pub struct Outgoing<'a> {
     pub(crate) headers: SmallVec<[(&'a [u8], &'a [u8]); 4]>,
     pub(crate) partition: Option<u32>,
     pub(crate) dedupe: Option<Dedupe<'a>>,
+    pub(crate) max_attempts: Option<u32>,
 }
 
 impl<'a> Outgoing<'a> {
@@ -85,6 +86,18 @@ impl<'a> Outgoing<'a> {
         self
     }
 
+    /// How often it is handed over again at most after it failed, by consumers that do that
+    /// ([`OnError::Park`](crate::OnError::Park) and [`OnError::Retry`](crate::OnError::Retry)); 0: it becomes a dead letter at its first failure. It makes
+    /// their own number smaller, never larger. Of a batch that fails as a whole the smallest counts.
+    ///
+    /// It travels in the header `streamlane-max-attempts`, as a number in decimal, and counts as one of the
+    /// headers.
+    #[must_use]
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = Some(attempts);
+        self
+    }
+
     /// The same message for as long as this one is borrowed: the compiler does not see that a shorter
     /// time would do, because of the headers.
     pub(super) fn reborrow(&self) -> Outgoing<'_> {
@@ -97,6 +110,7 @@ impl<'a> Outgoing<'a> {
             headers: self.headers.iter().copied().collect(),
             partition: self.partition,
             dedupe: self.dedupe,
+            max_attempts: self.max_attempts,
         }
     }
 
@@ -186,6 +200,12 @@ impl<'a, P: Publish> Draft<'a, P> {
     /// See [`Outgoing::partition`].
     pub fn partition(mut self, partition: u32) -> Self {
         self.message = self.message.partition(partition);
+        self
+    }
+
+    /// See [`Outgoing::max_attempts`].
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.message = self.message.max_attempts(attempts);
         self
     }
 

@@ -10,7 +10,7 @@ use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Interrupt, Target},
-    wire::{self, Entry, Keys, XXH3},
+    wire::{self, ATTEMPTS_MAX, Entry, Keys, XXH3},
 };
 
 use super::{
@@ -108,7 +108,11 @@ impl PublishPlan {
     #[inline]
     fn entry_of<'a>(&self, m: &'a Outgoing<'_>, packing: &'a mut Packing) -> Result<Entry<'a>> {
         packing.headers.clear();
-        wire::pack(&mut packing.headers, m.headers.iter().copied()).map_err(|e| self.about(e))?;
+        match m.max_attempts {
+            None => wire::pack(&mut packing.headers, m.headers.iter().copied()),
+            Some(attempts) => pack_with_cap(&mut packing.headers, m, attempts),
+        }
+        .map_err(|e| self.about(e))?;
         packing.trace = match m.traceparent {
             Some(_) => None,
             None => self.trace.current(),
@@ -232,4 +236,11 @@ pub(super) fn dial(
             done => return done,
         }
     }
+}
+/// The headers of a message, and how often it is to be handed over again at most in front of them: the first
+/// of a name counts.
+fn pack_with_cap(out: &mut Vec<u8>, m: &Outgoing<'_>, attempts: u32) -> Result<()> {
+    let mut room = [0; ATTEMPTS_MAX];
+    let cap = wire::max_attempts(attempts, &mut room);
+    wire::pack(out, [cap].into_iter().chain(m.headers.iter().copied()))
 }

@@ -382,6 +382,14 @@ fn check_persist(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
             "has no effect while Persist is None, which stores no position; remove it or change Persist",
         );
     }
+    if c.is_set("MaxDeliveries") && c.max_deliveries > 0 && c.persist == Persist::None {
+        problems.contradict(
+            at,
+            &["MaxDeliveries", "Persist"],
+            "has no effect while Persist is None, which keeps nothing from one process to the next; remove \
+             it or change Persist",
+        );
+    }
     if c.is_set("PersistIntervalMs") && c.persist == Persist::None {
         problems.contradict(
             at,

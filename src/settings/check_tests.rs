@@ -113,6 +113,13 @@ fn each_contradiction_is_refused_by_the_names_of_its_keys() {
             "Persist is None",
         ),
         (
+            c().persist(Persist::None)
+                .start_from(StartFrom::Now)
+                .max_deliveries(3),
+            "MaxDeliveries",
+            "Persist is None",
+        ),
+        (
             c().persist(Persist::SyncMessage).backpressure_capacity(4),
             "Backpressure:Capacity",
             "Persist SyncMessage",

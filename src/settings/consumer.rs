@@ -89,8 +89,13 @@ section! {
         /// again, in its place, and then makes it a dead letter; `Retry`, in the queue modes, hands it over
         /// again later and behind others, and then makes it a dead letter.
         on_error: OnError = OnError::BestEffort, "OnError", choice::<OnError>();
+        /// How often a message may be handed over at which the process dies, or whose handler never comes
+        /// back: after that it fails without being handed over, and `OnError` decides. Stops and restarts
+        /// in which its handler is cut off count, so leave room for some. 0: it is handed over for ever.
+        max_deliveries: u32 = 20, "MaxDeliveries", Whole("deliveries", 0, 1_000_000);
         /// How often a message that failed is handed over again, under `Park`, before it becomes a dead
-        /// letter. 0: at its first failure.
+        /// letter. 0: at its first failure. A message may ask for less in its header
+        /// `streamlane-max-attempts`.
         park_attempts: u32 = 5, "Park:Attempts", Whole("attempts", 0, 1_000_000);
         /// The pause before the first of these attempts; it doubles from one to the next.
         park_backoff_base: Duration = Duration::from_millis(100), "Park:BackoffBaseMs",

@@ -12,6 +12,18 @@ const MAX_HEADERS: usize = 64;
 /// Bytes of one packed block, at most.
 const MAX_PACKED: usize = 8192;
 
+/// The header by which a message asks to be handed over again less often than its consumer would.
+const MAX_ATTEMPTS: &str = "streamlane-max-attempts";
+
+/// Room for the value of that header.
+pub(crate) const ATTEMPTS_MAX: usize = decimal::DIGITS_MAX;
+
+/// That header, with its value written into `room`.
+pub(crate) fn max_attempts(attempts: u32, room: &mut [u8; ATTEMPTS_MAX]) -> (&[u8], &[u8]) {
+    let end = decimal::write(room, 0, attempts.into());
+    (MAX_ATTEMPTS.as_bytes(), &room[..end])
+}
+
 /// Appends the packed form of `headers` to `out`: nothing when there are none.
 ///
 /// Fails with [`ErrorKind::Argument`] beyond [`MAX_HEADERS`] or [`MAX_PACKED`], and then leaves `out`
@@ -99,6 +111,13 @@ impl<'a> Headers<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// What [`MAX_ATTEMPTS`] says; `None` where that is absent or no number.
+    pub(crate) fn max_attempts(self) -> Option<u32> {
+        let text = self.get(MAX_ATTEMPTS).ok()??;
+        let attempts = decimal::parse(text)?;
+        Some(u32::try_from(attempts).unwrap_or(u32::MAX))
     }
 
     /// How many headers there are. Walks the whole block.
@@ -236,6 +255,28 @@ mod tests {
         assert_eq!(broken.get("a"), Ok(Some(&b"1"[..])));
         assert_eq!(broken.get("b"), Err(Malformed::Headers));
         assert_eq!(format!("{broken:?}"), "a=1; <malformed>");
+    }
+
+    #[test]
+    fn a_cap_of_attempts_is_a_number_or_none() {
+        for (text, cap) in [
+            ("0", Some(0)),
+            ("3", Some(3)),
+            ("4294967295", Some(u32::MAX)),
+            ("18446744073709551615", Some(u32::MAX)),
+            ("18446744073709551616", None),
+            ("", None),
+            ("-1", None),
+            ("+1", None),
+            (" 1", None),
+            ("1.5", None),
+            ("many", None),
+        ] {
+            let block = packed(&[("a", "9"), (MAX_ATTEMPTS, text), (MAX_ATTEMPTS, "7")]);
+            assert_eq!(Headers::new(&block).max_attempts(), cap, "{text:?}");
+        }
+        assert_eq!(Headers::default().max_attempts(), None);
+        assert_eq!(Headers::new(b"broken").max_attempts(), None);
     }
 
     #[test]

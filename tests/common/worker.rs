@@ -51,6 +51,16 @@ pub struct Job {
     pub parks: bool,
     /// The body of the message at which a handler call never returns.
     pub hangs_at: Option<String>,
+    /// The body of the message that is not handled until a stop, and then given up.
+    pub gives_up_at: Option<String>,
+    /// The body of the message at which the process aborts, after so long.
+    pub aborts_at: Option<(String, Duration)>,
+    /// The body of the message that takes so long.
+    pub slow_at: Option<(String, Duration)>,
+    /// How often a message may be handed over in vain, where that is not the default.
+    pub max_deliveries: Option<u32>,
+    /// After how long a partition is given to another instance whose handler does not come back.
+    pub hands_over_after: Option<Duration>,
 }
 
 /// When positions are stored.
@@ -81,6 +91,11 @@ impl Job {
             work: Duration::ZERO,
             parks: false,
             hangs_at: None,
+            gives_up_at: None,
+            aborts_at: None,
+            slow_at: None,
+            max_deliveries: None,
+            hands_over_after: None,
         }
     }
 
@@ -114,6 +129,14 @@ impl Job {
             consumer.park(1).park_pauses(Duration::ZERO, Duration::ZERO)
         } else {
             consumer
+        };
+        let consumer = match self.max_deliveries {
+            None => consumer,
+            Some(most) => consumer.max_deliveries(most),
+        };
+        let consumer = match self.hands_over_after {
+            None => consumer,
+            Some(after) => consumer.stalled(after).hand_over_when_stalled(true),
         };
         let batches = self.batches;
         let log = Recorder::append(&self.log).unwrap();
@@ -156,6 +179,21 @@ impl Tenure {
         self.record(Kind::Started, m);
         while job.hangs_at.as_deref().map(str::as_bytes) == Some(m.body()) {
             thread::park();
+        }
+        if job.gives_up_at.as_deref().map(str::as_bytes) == Some(m.body()) {
+            assert!(eventually(PATIENCE, || m.is_cancelled()));
+            return Err("stopping".into());
+        }
+        let about = |at: &Option<(String, Duration)>| {
+            let (body, after) = at.as_ref()?;
+            (body.as_bytes() == m.body()).then_some(*after)
+        };
+        if let Some(after) = about(&job.slow_at) {
+            thread::sleep(after);
+        }
+        if let Some(after) = about(&job.aborts_at) {
+            thread::sleep(after);
+            process::abort();
         }
         if !job.work.is_zero() {
             thread::sleep(job.work);
@@ -255,6 +293,22 @@ impl Worker {
         mark(&job);
         process.kill();
         mark(&job);
+    }
+
+    /// Waits until it has aborted, or owns everything and has handled all there is, as `done` tells. True when
+    /// it died.
+    #[track_caller]
+    pub fn await_death(&mut self, mut done: impl FnMut() -> bool) -> bool {
+        let mut died = false;
+        let either = eventually(PATIENCE, || {
+            died = self.process.ended().is_some();
+            died || done()
+        });
+        assert!(either, "{} dies or gets through", self.job.instance);
+        if died {
+            mark(&self.job);
+        }
+        died
     }
 
     /// Freezes it (SIGSTOP), with the same notes.

@@ -20,6 +20,7 @@ mod claims;
 #[path = "../common/mod.rs"]
 mod common;
 mod delays;
+mod deliveries;
 mod forwards;
 mod kills;
 mod outages;

@@ -60,7 +60,7 @@ fn a_server_that_hangs_up_on_each_position_is_not_stormed() {
     let mut reads = false;
     let stub = two_messages("hangs-up", move |args| {
         reads |= args[0] == b"XREAD";
-        (reads && args[0] == b"HSET").then_some(Answer::Close)
+        (reads && args[0] == b"HSET" && args[1] == b"re:p:{hangs-up}:c").then_some(Answer::Close)
     });
     let streams = open(&stub.url(), "hangs-up", 1);
     let seen = Seen::default();

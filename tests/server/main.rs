@@ -17,6 +17,7 @@ mod configured;
 mod content;
 mod contract;
 mod delayed;
+mod deliveries;
 mod entry_ids;
 mod every_way;
 mod forwarder;

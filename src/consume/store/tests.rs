@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::{
-    super::fenced::{Fate, MOVE, PARK, STORE},
+    super::fenced::{COUNT, Fate, MOVE, PARK, STORE},
     *,
 };
 use crate::{
@@ -89,7 +89,7 @@ fn at(ms: u64) -> Snapshot {
 #[test]
 fn the_server_knows_each_script_by_its_hash() {
     let scene = Scene::new();
-    for script in [&STORE, &MOVE, &PARK] {
+    for script in [&STORE, &MOVE, &PARK, &COUNT] {
         let known = scene.server.command(&["SCRIPT", "LOAD", script.text]);
         assert_eq!(known.unwrap().text(), script.sha1, "{}", script.text);
     }

@@ -246,7 +246,7 @@ pub(super) fn ordinal(out: &mut Vec<u8>, position: Snapshot) {
 }
 
 /// The fate of the only position that was asked about.
-fn only_fate(reply: &[u8]) -> Result<Fate> {
+pub(super) fn only_fate(reply: &[u8]) -> Result<Fate> {
     match reply {
         [letter] => Fate::of(*letter).ok_or_else(not_fates),
         _ => Err(not_fates()),

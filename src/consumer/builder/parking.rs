@@ -35,6 +35,12 @@ impl<H> ConsumerBuilder<H> {
         self
     }
 
+    /// How often a message may be handed over at which the process dies, or whose handler never comes back,
+    /// before it fails without being handed over: then [`OnError`] decides (default 20; 0: it is for ever).
+    pub fn max_deliveries(self, most: u32) -> Self {
+        self.with(move |s| s.max_deliveries(most))
+    }
+
     /// About how many dead letters are kept, the newest (default 100 000), and for how long (default: until
     /// there are too many; zero means that, too).
     pub fn dead_letters(self, most: u64, age: Duration) -> Self {

@@ -53,6 +53,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// are deleted at the end:
 ///
 ///   re:m:{T}            what the topic is
+///   re:c:{T}            who consumes it
 ///   re:s:{T}:0 .. 3     the messages
 ///   re:p:{T}:demo       positions (and re:p:{T}:demo:meta)
 ///   re:o:{T}:demo       who handles what
@@ -224,6 +225,7 @@ fn keys(topic: &str) -> Vec<String> {
     let positions = positions_key(topic);
     let mut keys = vec![
         format!("re:m:{{{topic}}}"),
+        format!("re:c:{{{topic}}}"),
         format!("{positions}:meta"),
         positions,
         format!("re:o:{{{topic}}}:{CONSUMER}"),
