@@ -1,13 +1,22 @@
 //! What is finished and not acknowledged yet.
 
+use std::time::Duration;
+
 use crate::{
-    Result, StreamId,
+    Result, StreamId, clock,
+    consume::Lane,
     error::{Error, ErrorKind},
-    net::{resp, script::Form},
+    monitor::count,
+    net::{
+        Connection, Inbox, resp,
+        script::{Form, by_hash_first},
+    },
+    quiet::HeldBack,
     wire::ID_MAX,
 };
 
 use super::{
+    group::Group,
     plan::{GroupPlan, Source},
     scripts::ACK,
 };
@@ -92,5 +101,94 @@ impl Debts {
     pub(super) fn forget(&mut self) -> Vec<StreamId> {
         self.asked = 0;
         std::mem::take(&mut self.ids)
+    }
+}
+
+impl Group {
+    /// Acknowledges what is owed, on the lane's connection. Nothing may be outstanding.
+    pub(super) fn pay_now(lane: &mut Lane<Self>) -> Result<()> {
+        if lane.progress.debts.is_empty() {
+            return Ok(());
+        }
+        let Lane {
+            progress,
+            reader,
+            inbox,
+            commands,
+            plan,
+            ..
+        } = lane;
+        let (Some(connection), key) = reader.connection_to() else {
+            return Err(Error::new(ErrorKind::Io, "acknowledge", "not connected"));
+        };
+        let late = progress.pay(connection, key, (commands, inbox), plan.read.slack);
+        let late = late.map_err(|e| e.on_key(key).at(plan.target.endpoint()))?;
+        lane.progress.has_acked = true;
+        Self::tell_of_late(lane, late);
+        Ok(())
+    }
+
+    pub(super) fn pay(
+        &mut self,
+        connection: &mut Connection,
+        stream: &[u8],
+        (commands, inbox): (&mut Vec<u8>, &mut Inbox),
+        timeout: Duration,
+    ) -> Result<Late> {
+        let Self {
+            plan,
+            source,
+            debts,
+            ..
+        } = self;
+        let paid = by_hash_first(|form| {
+            commands.clear();
+            debts.render(plan, form, commands, (*source, stream));
+            let mut late = Ok(Late::default());
+            inbox.exchange(connection, commands, 1, timeout, |_, answer| {
+                late = debts.settle(answer);
+            })?;
+            late
+        });
+        debts.unasked();
+        self.next_ack_ms = clock::coarse_ms() + self.plan.ack_ms();
+        paid.map_err(|e| {
+            let keys = [&*String::from_utf8_lossy(stream)];
+            ACK.saying_what_to_grant(e.during("acknowledge"), &keys)
+        })
+    }
+
+    /// In the middle of what was read. What cannot be acknowledged now is owed until it can.
+    pub(super) fn pay_meanwhile(lane: &mut Lane<Self>) {
+        if !lane.reader.is_connected() || lane.reader.is_outstanding() {
+            return;
+        }
+        if let Err(e) = Self::pay_now(lane) {
+            log::debug!("{lane}: finished messages are not acknowledged yet: {e}");
+            lane.progress.next_ack_ms = clock::coarse_ms() + lane.progress.plan.ack_ms();
+            if !e.keeps_connection() {
+                lane.reader.disconnect();
+            }
+        }
+    }
+
+    /// Acknowledgements came too late, and another has the entries, or had them.
+    pub(super) fn tell_of_late(lane: &mut Lane<Self>, late: Late) {
+        let Late {
+            many,
+            first: Some(first),
+        } = late
+        else {
+            return;
+        };
+        count(&lane.monitor.late, many);
+        if let Some(held) = lane.progress.quiet_late.permit() {
+            log::warn!(
+                "{lane}: {many} messages (the first: {first}) were finished here when another member had taken \
+                 them over: they are handled twice; see whether this process was suspended, or raise \
+                 Claim:IdleMs{}",
+                HeldBack(held)
+            );
+        }
     }
 }

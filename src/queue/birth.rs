@@ -1,15 +1,18 @@
 //! Where a group begins, and where it begins again when it was lost.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     AckDelete, Result, StreamId,
-    consume::{Extent, RETRIES, Stored},
+    consume::{Extent, Lane, RETRIES, Stored},
     error::{Error, ErrorKind},
     net::Connection,
 };
 
-use super::{low_water::groups, plan::GroupPlan};
+use super::{group::Group, low_water::groups, plan::GroupPlan};
+
+/// So many finished messages are remembered when their group was lost, the newest.
+const MOST_FINISHED: usize = 100_000;
 
 /// Where groups begin that there is no mark of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -257,6 +260,51 @@ pub(super) fn again(
 pub(super) fn is_gone(e: &Error) -> bool {
     matches!(e.server_code(), Some("NOGROUP" | "UNBLOCKED"))
         || e.server_code() == Some("ERR") && e.message().contains("no such key")
+}
+
+impl Group {
+    /// The group is gone: makes it again, and says what that means.
+    pub(super) fn heal(lane: &mut Lane<Self>, e: &Error) -> Result<()> {
+        if lane.reader.is_outstanding() || !e.keeps_connection() {
+            lane.reader.disconnect();
+        }
+        lane.connect()?;
+        let (plan, n, key) = (
+            Arc::clone(&lane.progress.plan),
+            lane.progress.lane,
+            lane.reader.key().to_vec(),
+        );
+        let Some(connection) = lane.reader.connection() else {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "make the group again",
+                "not connected",
+            ));
+        };
+        let reborn = again(connection, &plan, n, &key)?;
+        let progress = &mut lane.progress;
+        let owed = progress.debts.forget();
+        progress.finished.extend(owed);
+        let surplus = progress.finished.len().saturating_sub(MOST_FINISHED);
+        progress.finished.drain(..surplus);
+        progress.behind = true;
+        let Some(Reborn { after, why, mark }) = reborn else {
+            return Ok(()); // another was quicker, and has said so
+        };
+        lane.monitor.note_gap(None, true);
+        let was = mark.map_or("nobody knows how far it was".into(), |mark| {
+            mark.to_string()
+        });
+        log::error!(
+            "{lane}: the consumer group {:?} of the stream {} was LOST (the server says {}), and was made again \
+             after {after}, {why}; when it was last looked at {was}; what was published since may be gone with \
+             the stream, and what was finished behind may be handled again",
+            plan.member.group,
+            key.escape_ascii(),
+            e.server_code().unwrap_or("nothing"),
+        );
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -12,66 +12,54 @@ use crate::{
     batch::{Aside, Record},
     clock,
     consume::{Before, Brought, Failures, Flow, Handler, Lane, Plan, Progress, RESET, Seat},
-    error::{Error, ErrorKind, Outcome},
     monitor::count,
-    net::{
-        Connection, Inbox, STOP,
-        script::{Form, by_hash_first},
-    },
-    publish::bucket::Due,
+    net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
     wire::DeadLetterReason,
 };
 
 use super::{
-    acks::{Debts, Late},
-    birth::{self, Reborn},
+    acks::Debts,
+    birth,
     hand::Hand,
     origin::Origin,
     plan::{GroupPlan, Source},
-    scripts::ACK,
-    successor::Fate,
-    take::take_all,
 };
 
 /// From how many deliveries on an entry is handed over alone: it may be what ends the process, and those beside
 /// it are not to be taken for it.
-const SUSPECT: u32 = 3;
+pub(super) const SUSPECT: u32 = 3;
 /// How often a lane whose claim may have ended looks whether it holds again.
 const LOOK: Duration = Duration::from_millis(20);
-/// How many own fields a letter about a broken item has, the times and the error included.
-const LETTER_PAIRS: &str = "12";
-/// So many finished messages are remembered when their group was lost, the newest.
-const MOST_FINISHED: usize = 100_000;
 
 /// What a lane knows of its part in the group.
 pub(crate) struct Group {
     pub(super) plan: Arc<GroupPlan>,
     pub(super) source: Source,
     /// The number of the lane.
-    lane: u32,
-    hand: Arc<Hand>,
+    pub(super) lane: u32,
+    pub(super) hand: Arc<Hand>,
     /// What is pending under our name has to be read before anything new.
-    behind: bool,
+    pub(super) behind: bool,
     /// Where partitions are claimed: what was another's has been taken over since this one was.
-    acquired: bool,
-    debts: Debts,
+    pub(super) acquired: bool,
+    pub(super) debts: Debts,
     /// Finished here, and not acknowledged, since the group was lost: not to be handled again when it is given
     /// to us again.
-    finished: Vec<StreamId>,
-    next_ack_ms: u64,
+    pub(super) finished: Vec<StreamId>,
+    pub(super) next_ack_ms: u64,
     /// Whether acknowledgements were sent over this connection, so that the server knows how.
-    has_acked: bool,
+    pub(super) has_acked: bool,
     /// Of each record that is in hand, where there is something to know.
     known: Vec<Known>,
     /// What was pending under our name before it was read, and how often it had been given to somebody.
-    given: Vec<(StreamId, u32)>,
+    pub(super) given: Vec<(StreamId, u32)>,
     /// The records before this one have their acknowledgement, or owe it.
-    settled: usize,
+    pub(super) settled: usize,
     /// Of the retry stream, whose messages are of all partitions: the handlers of those that none is in hand of.
     handlers: BTreeMap<u32, Handler>,
-    quiet_late: Quiet,
-    quiet_gone: Quiet,
+    pub(super) quiet_late: Quiet,
+    pub(super) quiet_gone: Quiet,
 }
 
 /// What is known of an entry beside what is in it.
@@ -132,7 +120,7 @@ impl Group {
     }
 
     /// The records from the last settled one up to `end` are finished.
-    fn owe(&mut self, records: &[Record], end: usize) {
+    pub(super) fn owe(&mut self, records: &[Record], end: usize) {
         for (i, record) in records.iter().enumerate().take(end).skip(self.settled) {
             let entry = self.known.get(i).map_or(record.id, |known| known.entry);
             self.debts.add(entry);
@@ -388,315 +376,8 @@ impl Progress for Group {
 }
 
 impl Group {
-    fn try_read(lane: &mut Lane<Self>) -> Result<Brought> {
-        lane.connect()?;
-        Self::acquire(lane)?;
-        let due = Self::move_due(lane)?;
-        if lane.progress.hand.has_more() {
-            lane.progress.behind = true;
-        }
-        match lane.progress.hand.lost() {
-            0 => {}
-            lost => lane.monitor.note_gap(Some(lost), true),
-        }
-        if !lane.reader.is_outstanding() {
-            Self::request(lane, due)?;
-        }
-        let Lane {
-            progress, reader, ..
-        } = lane;
-        let was_given_before = reader.is_given_before();
-        let before = usize::from(progress.debts.is_asked());
-        let (mut late, debts) = (Late::default(), &mut progress.debts);
-        let brought = reader.receive(before, None, |answer| {
-            late = debts.settle(answer)?;
-            Ok(())
-        });
-        Self::tell_of_late(lane, late);
-        match brought {
-            Err(e) if before > 0 && e.operation() == "acknowledge" => {
-                let key = String::from_utf8_lossy(lane.reader.key()).into_owned();
-                Err(ACK.saying_what_to_grant(e, &[&key]))
-            }
-            // now for what is new
-            Ok(Brought::Nothing) if was_given_before => Self::try_read(lane),
-            brought => brought,
-        }
-    }
-
-    /// Asks for what was given to us before, if there may be any, else for what is new, with the
-    /// acknowledgements that are owed in front.
-    fn request(lane: &mut Lane<Self>, due: Option<Duration>) -> Result<()> {
-        if !lane.progress.has_acked || lane.progress.behind {
-            // What is finished is not to be among what is pending.
-            Self::pay_now(lane)?;
-        }
-        if lane.progress.behind && !lane.reader.is_given_before() {
-            lane.progress.behind = false;
-            lane.reader.begin_with_given();
-        }
-        if lane.reader.is_given_before() {
-            Self::look_at_given(lane)?;
-        } else {
-            lane.reader.at_most(u32::MAX);
-        }
-        lane.reader.wait_at_most(due.unwrap_or(Duration::MAX));
-        lane.commands.clear();
-        let Lane {
-            progress,
-            reader,
-            commands,
-            ..
-        } = lane;
-        if !progress.debts.is_empty() {
-            let (plan, of) = (&progress.plan, (progress.source, reader.key()));
-            progress.debts.render(plan, Form::Known, commands, of);
-            progress.next_ack_ms = clock::coarse_ms() + plan.ack_ms();
-        }
-        let brief = lane.monitor.state() != LaneState::Running;
-        lane.reader.request(&lane.commands, brief)
-    }
-
-    /// Acknowledges what is owed, on the lane's connection. Nothing may be outstanding.
-    fn pay_now(lane: &mut Lane<Self>) -> Result<()> {
-        if lane.progress.debts.is_empty() {
-            return Ok(());
-        }
-        let Lane {
-            progress,
-            reader,
-            inbox,
-            commands,
-            plan,
-            ..
-        } = lane;
-        let (Some(connection), key) = reader.connection_to() else {
-            return Err(Error::new(ErrorKind::Io, "acknowledge", "not connected"));
-        };
-        let late = progress.pay(connection, key, (commands, inbox), plan.read.slack);
-        let late = late.map_err(|e| e.on_key(key).at(plan.target.endpoint()))?;
-        lane.progress.has_acked = true;
-        Self::tell_of_late(lane, late);
-        Ok(())
-    }
-
-    fn pay(
-        &mut self,
-        connection: &mut Connection,
-        stream: &[u8],
-        (commands, inbox): (&mut Vec<u8>, &mut Inbox),
-        timeout: Duration,
-    ) -> Result<Late> {
-        let Self {
-            plan,
-            source,
-            debts,
-            ..
-        } = self;
-        let paid = by_hash_first(|form| {
-            commands.clear();
-            debts.render(plan, form, commands, (*source, stream));
-            let mut late = Ok(Late::default());
-            inbox.exchange(connection, commands, 1, timeout, |_, answer| {
-                late = debts.settle(answer);
-            })?;
-            late
-        });
-        debts.unasked();
-        self.next_ack_ms = clock::coarse_ms() + self.plan.ack_ms();
-        paid.map_err(|e| {
-            let keys = [&*String::from_utf8_lossy(stream)];
-            ACK.saying_what_to_grant(e.during("acknowledge"), &keys)
-        })
-    }
-
-    /// In the middle of what was read. What cannot be acknowledged now is owed until it can.
-    fn pay_meanwhile(lane: &mut Lane<Self>) {
-        if !lane.reader.is_connected() || lane.reader.is_outstanding() {
-            return;
-        }
-        if let Err(e) = Self::pay_now(lane) {
-            log::debug!("{lane}: finished messages are not acknowledged yet: {e}");
-            lane.progress.next_ack_ms = clock::coarse_ms() + lane.progress.plan.ack_ms();
-            if !e.keeps_connection() {
-                lane.reader.disconnect();
-            }
-        }
-    }
-
-    /// Of what is pending under our name: how often it was given to somebody, as far as the next read goes.
-    fn look_at_given(lane: &mut Lane<Self>) -> Result<()> {
-        let (key, after) = (lane.reader.key().to_vec(), lane.reader.cursor());
-        let most = lane.plan.read.batch_size;
-        let member = &lane.progress.plan.member;
-        let mut cmd = redis::cmd("XPENDING");
-        cmd.arg(&key)
-            .arg(&*member.group)
-            .arg(after.next().to_string())
-            .arg("+");
-        cmd.arg(most).arg(&*member.name);
-        let slack = lane.plan.read.slack;
-        let Some(connection) = lane.reader.connection() else {
-            return Err(Error::new(
-                ErrorKind::Io,
-                "look at what is pending",
-                "not connected",
-            ));
-        };
-        let found: Vec<(String, String, u64, u32)> = connection.ask(&cmd, slack)?;
-        let given = found
-            .iter()
-            .filter_map(|(id, _, _, times)| Some((StreamId::parse(id.as_bytes())?, *times)));
-        lane.progress.given.clear();
-        lane.progress.given.extend(given);
-        let suspect = lane
-            .progress
-            .given
-            .iter()
-            .position(|(_, times)| *times >= SUSPECT);
-        lane.reader.at_most(match suspect {
-            Some(0) => 1,
-            Some(innocent) => innocent as u32,
-            None => u32::MAX,
-        });
-        Ok(())
-    }
-
-    /// Where partitions are claimed: takes over what others have of this one, once it is ours.
-    fn acquire(lane: &mut Lane<Self>) -> Result<()> {
-        let claimed = lane.progress.plan.lease.is_some() && lane.progress.source != Source::Retries;
-        if lane.progress.acquired || !claimed {
-            return Ok(());
-        }
-        let (key, plan) = (lane.reader.key().to_vec(), Arc::clone(&lane.progress.plan));
-        let source = lane.progress.source;
-        let Some(connection) = lane.reader.connection() else {
-            return Err(Error::new(ErrorKind::Io, "take over", "not connected"));
-        };
-        let taken = take_all(connection, &plan, (source, &key), "")?;
-        if taken.entries > 0 {
-            log::info!(
-                "{lane}: took over {} messages that others had not finished",
-                taken.entries
-            );
-        }
-        Self::tell_of_gone(lane, (taken.gone.len() as u64, taken.gone.first().copied()));
-        lane.progress.behind = true;
-        lane.progress.acquired = true;
-        Ok(())
-    }
-
-    /// Writes what comes in the place of a record, however often that takes.
-    fn succeed(
-        lane: &mut Lane<Self>,
-        index: usize,
-        mut attempt: impl FnMut(&mut Lane<Self>) -> Result<Fate>,
-        told: impl FnOnce(&mut Lane<Self>, Option<StreamId>),
-    ) -> Flow {
-        let Lane {
-            progress, reader, ..
-        } = lane;
-        progress.owe(reader.records(), index);
-        let mut may_be_done = false;
-        loop {
-            match lane.heed_signals() {
-                Flow::On => {}
-                away => return away,
-            }
-            match attempt(lane) {
-                Ok(fate) => {
-                    lane.reads_again();
-                    lane.progress.settled = index + 1;
-                    match fate {
-                        Fate::Done(letter) => told(lane, letter),
-                        Fate::Anothers if may_be_done => log::info!(
-                            "{lane}: an answer was lost: a failed message has its successor, or is another's"
-                        ),
-                        Fate::Anothers => {
-                            let first = Some(lane.reader.records()[index].id);
-                            Self::tell_of_late(lane, Late { many: 1, first });
-                        }
-                    }
-                    return Flow::On;
-                }
-                Err(e) => {
-                    may_be_done |= e.outcome() != Outcome::NotApplied;
-                    if birth::is_gone(&e) {
-                        // Whoever is given it next deals with it.
-                        lane.progress.settled = index + 1;
-                        return Flow::On;
-                    }
-                    lane.wait_out(&e);
-                }
-            }
-        }
-    }
-
-    /// The group is gone: makes it again, and says what that means.
-    fn heal(lane: &mut Lane<Self>, e: &Error) -> Result<()> {
-        if lane.reader.is_outstanding() || !e.keeps_connection() {
-            lane.reader.disconnect();
-        }
-        lane.connect()?;
-        let (plan, n, key) = (
-            Arc::clone(&lane.progress.plan),
-            lane.progress.lane,
-            lane.reader.key().to_vec(),
-        );
-        let Some(connection) = lane.reader.connection() else {
-            return Err(Error::new(
-                ErrorKind::Io,
-                "make the group again",
-                "not connected",
-            ));
-        };
-        let reborn = birth::again(connection, &plan, n, &key)?;
-        let progress = &mut lane.progress;
-        let owed = progress.debts.forget();
-        progress.finished.extend(owed);
-        let surplus = progress.finished.len().saturating_sub(MOST_FINISHED);
-        progress.finished.drain(..surplus);
-        progress.behind = true;
-        let Some(Reborn { after, why, mark }) = reborn else {
-            return Ok(()); // another was quicker, and has said so
-        };
-        lane.monitor.note_gap(None, true);
-        let was = mark.map_or("nobody knows how far it was".into(), |mark| {
-            mark.to_string()
-        });
-        log::error!(
-            "{lane}: the consumer group {:?} of the stream {} was LOST (the server says {}), and was made again \
-             after {after}, {why}; when it was last looked at {was}; what was published since may be gone with \
-             the stream, and what was finished behind may be handled again",
-            plan.member.group,
-            key.escape_ascii(),
-            e.server_code().unwrap_or("nothing"),
-        );
-        Ok(())
-    }
-
-    /// Acknowledgements came too late, and another has the entries, or had them.
-    fn tell_of_late(lane: &mut Lane<Self>, late: Late) {
-        let Late {
-            many,
-            first: Some(first),
-        } = late
-        else {
-            return;
-        };
-        count(&lane.monitor.late, many);
-        if let Some(held) = lane.progress.quiet_late.permit() {
-            log::warn!(
-                "{lane}: {many} messages (the first: {first}) were finished here when another member had taken \
-                 them over: they are handled twice; see whether this process was suspended, or raise \
-                 Claim:IdleMs{}",
-                HeldBack(held)
-            );
-        }
-    }
-
     /// Entries were deleted while they were pending.
-    fn tell_of_gone(lane: &mut Lane<Self>, (many, first): (u64, Option<StreamId>)) {
+    pub(super) fn tell_of_gone(lane: &mut Lane<Self>, (many, first): (u64, Option<StreamId>)) {
         let Some(first) = first else {
             return;
         };
@@ -708,58 +389,6 @@ impl Group {
                 HeldBack(held)
             );
         }
-    }
-
-    /// Of the retry stream: has what is due moved into it. Says when the next will be.
-    fn move_due(lane: &mut Lane<Self>) -> Result<Option<Duration>> {
-        if lane.progress.source != Source::Retries || lane.reader.is_outstanding() {
-            return Ok(None);
-        }
-        let (plan, slack) = (Arc::clone(&lane.progress.plan), lane.plan.read.slack);
-        let keys = &plan.keys;
-        let most = lane.plan.parking.keep.0.to_string();
-        // A letter about an item that nobody can read, as far as it is the same for all of them.
-        let letter = [
-            ["MAXLEN", "~"],
-            [&most, "*"],
-            ["!", LETTER_PAIRS],
-            ["!topic", &lane.context.topic],
-            ["!partition", "0"],
-            ["!first", "0-0"],
-            ["!last", "0-0"],
-            ["!attempts", "0"],
-            ["!deliveries", "0"],
-            ["!consumer", &lane.context.consumer],
-            ["!reason", DeadLetterReason::Malformed.as_str()],
-        ];
-        let letter: Vec<&[u8]> = letter.as_flattened().iter().map(|t| t.as_bytes()).collect();
-        let due = Due {
-            bucket: keys.bucket.as_bytes(),
-            items: keys.items.as_bytes(),
-            letters: Some((keys.letters.as_bytes(), &letter)),
-            targets: &[&keys.retries],
-        };
-        let Some(connection) = lane.reader.connection() else {
-            return Err(Error::new(
-                ErrorKind::Io,
-                "move what is due",
-                "not connected",
-            ));
-        };
-        let moved = due.publish(connection, slack)?;
-        if let Some(e) = moved.refused {
-            return Err(e.on_key(keys.retries.as_bytes()));
-        }
-        for (item, why) in &moved.put_off {
-            if let Some(held) = lane.progress.quiet_gone.permit() {
-                log::error!(
-                    "{lane}: the item {item:?} of {} cannot be moved: {why}{}",
-                    keys.bucket,
-                    HeldBack(held)
-                );
-            }
-        }
-        Ok(moved.next)
     }
 }
 

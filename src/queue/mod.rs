@@ -15,6 +15,7 @@ mod keeper;
 pub(crate) mod low_water;
 mod origin;
 mod plan;
+mod reading;
 mod scripts;
 mod successor;
 mod take;

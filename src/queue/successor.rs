@@ -7,8 +7,8 @@ use crate::{
     Message, Result, StreamId,
     batch::Record,
     clock,
-    consume::{Failures, Lane},
-    error::{Error, ErrorKind},
+    consume::{Failures, Flow, Lane},
+    error::{Error, ErrorKind, Outcome},
     net::{
         Connection, Inbox, resp,
         script::{Form, Script, by_hash_first},
@@ -17,6 +17,8 @@ use crate::{
 };
 
 use super::{
+    acks::Late,
+    birth,
     group::{Group, Known},
     origin::Origin,
     scripts::{PARK, RETRY},
@@ -203,5 +205,53 @@ impl Group {
             let what = "the answer is none of the script's";
             Error::new(ErrorKind::Protocol, "write a successor", what)
         })
+    }
+}
+
+impl Group {
+    /// Writes what comes in the place of a record, however often that takes.
+    pub(super) fn succeed(
+        lane: &mut Lane<Self>,
+        index: usize,
+        mut attempt: impl FnMut(&mut Lane<Self>) -> Result<Fate>,
+        told: impl FnOnce(&mut Lane<Self>, Option<StreamId>),
+    ) -> Flow {
+        let Lane {
+            progress, reader, ..
+        } = lane;
+        progress.owe(reader.records(), index);
+        let mut may_be_done = false;
+        loop {
+            match lane.heed_signals() {
+                Flow::On => {}
+                away => return away,
+            }
+            match attempt(lane) {
+                Ok(fate) => {
+                    lane.reads_again();
+                    lane.progress.settled = index + 1;
+                    match fate {
+                        Fate::Done(letter) => told(lane, letter),
+                        Fate::Anothers if may_be_done => log::info!(
+                            "{lane}: an answer was lost: a failed message has its successor, or is another's"
+                        ),
+                        Fate::Anothers => {
+                            let first = Some(lane.reader.records()[index].id);
+                            Self::tell_of_late(lane, Late { many: 1, first });
+                        }
+                    }
+                    return Flow::On;
+                }
+                Err(e) => {
+                    may_be_done |= e.outcome() != Outcome::NotApplied;
+                    if birth::is_gone(&e) {
+                        // Whoever is given it next deals with it.
+                        lane.progress.settled = index + 1;
+                        return Flow::On;
+                    }
+                    lane.wait_out(&e);
+                }
+            }
+        }
     }
 }
