@@ -69,6 +69,8 @@ pub(crate) struct Keeper {
     dead: BTreeMap<String, Instant>,
     /// Some of them were met in this turn.
     saw_dead: bool,
+    /// The lanes that have looked for what the dead had since anything changed. Others were not there, or busy.
+    looked: BTreeSet<u32>,
     /// Where the search for idle entries goes on, by lane.
     cursors: BTreeMap<u32, String>,
     next_look: Instant,
@@ -97,6 +99,7 @@ impl Keeper {
             live: BTreeSet::new(),
             dead: BTreeMap::new(),
             saw_dead: false,
+            looked: BTreeSet::new(),
             cursors: BTreeMap::new(),
             next_look: clock::now(),
             next_search: clock::now(),
@@ -150,15 +153,19 @@ impl Keeper {
         if due {
             self.next_search = now + self.terms.interval;
         }
+        if changed || due {
+            self.looked.clear();
+        }
         let (mut connected, was_dead) = (None, !self.dead.is_empty());
         self.saw_dead = false;
         for (n, stream, hand) in &lanes {
             if hand.is_busy_for(BUSY_MS) {
                 continue;
             }
-            let shared = self.terms.shares || *n == RETRIES;
-            if shared && (changed || due || was_dead) {
+            let shared = self.shares(*n);
+            if was_dead || !self.looked.contains(n) {
                 self.take_from_the_dead(*n, stream, hand, &mut connected)?;
+                self.looked.insert(*n);
             }
             if shared && due {
                 self.claim_idle(*n, stream, hand)?;
@@ -253,6 +260,12 @@ impl Keeper {
         Ok(changed)
     }
 
+    /// Whether what is pending of one member in a lane's stream is for any other to take over; else that is for
+    /// whoever owns the partition, whose lane does it.
+    fn shares(&self, n: u32) -> bool {
+        self.terms.shares || n == RETRIES
+    }
+
     /// Takes over what members had that are no more, and removes those that have nothing.
     fn take_from_the_dead(
         &mut self,
@@ -290,6 +303,9 @@ impl Keeper {
                         self.name
                     );
                 }
+                continue;
+            }
+            if !self.shares(n) {
                 continue;
             }
             // Whose presence another has written over may be a process that has not heard of it.

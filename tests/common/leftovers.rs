@@ -15,10 +15,12 @@ enum Ends {
 }
 
 /// With `T` for the topic, `C` for the consumer and `N` for a number.
-const FORMS: [(&str, Ends); 13] = [
+const FORMS: [(&str, Ends); 14] = [
     // the topics there are, and how many partitions each has
     ("re:topics", Ends::Never),
     ("re:m:{T}", Ends::Never),
+    // the consumers it has, and how each reads
+    ("re:c:{T}", Ends::Never),
     // the messages, trimmed as the topic says
     ("re:s:{T}:N", Ends::Never),
     // how far the group is; what ordered consumers call positions it has none
@@ -41,7 +43,7 @@ const FORMS: [(&str, Ends); 13] = [
 
 /// Looks at every key of the server, when nothing is to be done any more.
 #[track_caller]
-pub fn only_what_is_documented(server: &PrivateServer, topic: &str, consumer: &str) {
+pub fn only_what_is_documented(server: &PrivateServer, topic: &str, consumers: &[&str]) {
     let int = |args: &[&str]| server.command(args).unwrap().int().unwrap();
     let keys = server.command(&["KEYS", "*"]).unwrap();
     let keys: Vec<_> = keys.items().iter().map(Reply::text).collect();
@@ -49,7 +51,7 @@ pub fn only_what_is_documented(server: &PrivateServer, topic: &str, consumer: &s
     for key in &keys {
         let form = FORMS
             .iter()
-            .find(|(form, _)| has_form(key, form, topic, consumer));
+            .find(|(form, _)| consumers.iter().any(|c| has_form(key, form, topic, c)));
         let Some((form, ends)) = form else {
             panic!("{key} is not documented: {keys:#?}");
         };

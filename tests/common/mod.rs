@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod dice;
+pub mod leftovers;
 pub mod load;
 pub mod process;
 pub mod proof;

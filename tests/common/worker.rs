@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use streamlane::{
-    Batch, Consumer, HandlerResult, Message, OrAction, Persist, Streams,
+    Batch, Consumer, Delivery, HandlerResult, Message, OrAction, Persist, Streams,
     testing::{Event, Kind, PrivateServer, Recorder, eventually, now_ns},
 };
 
@@ -61,7 +61,44 @@ pub struct Job {
     pub max_deliveries: Option<u32>,
     /// After how long a partition is given to another instance whose handler does not come back.
     pub hands_over_after: Option<Duration>,
+    /// Whether a group keeps what is finished.
+    pub queue: Option<Queue>,
 }
+
+/// How the members of a group are given messages.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Queue {
+    /// Each partition has one owner, and what fails is [parked](Job::parks).
+    Leased,
+    /// Whoever is free is given them, and what fails is what its [`Lot`] says.
+    Work,
+}
+
+/// What becomes of a message that is work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lot {
+    Good,
+    /// It fails whenever it is handled.
+    Bad,
+    /// It fails at its first attempt.
+    GoodLater,
+    /// The handler asks for a dead letter.
+    Hopeless,
+}
+
+impl Lot {
+    pub fn of(key: &[u8]) -> Self {
+        match key.last() {
+            Some(b'0') => Self::Bad,
+            Some(b'1') => Self::GoodLater,
+            Some(b'2') => Self::Hopeless,
+            _ => Self::Good,
+        }
+    }
+}
+
+/// How often a [bad](Lot::Bad) message is handed over again.
+pub const RETRIES: u32 = 2;
 
 /// When positions are stored.
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -96,6 +133,7 @@ impl Job {
             slow_at: None,
             max_deliveries: None,
             hands_over_after: None,
+            queue: None,
         }
     }
 
@@ -137,6 +175,15 @@ impl Job {
         let consumer = match self.hands_over_after {
             None => consumer,
             Some(after) => consumer.stalled(after).hand_over_when_stalled(true),
+        };
+        let consumer = match self.queue {
+            None => consumer,
+            Some(Queue::Leased) => consumer.delivery(Delivery::LeasedQueue),
+            Some(Queue::Work) => {
+                let pause = Duration::from_millis(30);
+                let consumer = consumer.delivery(Delivery::WorkQueue).retry(RETRIES);
+                consumer.retry_pauses(pause, 2 * pause)
+            }
         };
         let batches = self.batches;
         let log = Recorder::append(&self.log).unwrap();
@@ -197,6 +244,17 @@ impl Tenure {
         }
         if !job.work.is_zero() {
             thread::sleep(job.work);
+        }
+        if job.queue.is_some() && m.is_cancelled() {
+            return Err("it may be another's by now".into());
+        }
+        if job.queue == Some(Queue::Work) {
+            match Lot::of(m.key().as_bytes()) {
+                Lot::Bad => return Err("for good".into()),
+                Lot::GoodLater if m.attempt() == 1 => return Err("not yet".into()),
+                Lot::Hopeless => return Err("for good").or_dead_letter(),
+                Lot::Good | Lot::GoodLater => {}
+            }
         }
         if job.parks && fails(m.key().as_bytes()) {
             // Some are dead letters because the handler says so, the others at their second failure.

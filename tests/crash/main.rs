@@ -26,6 +26,7 @@ mod kills;
 mod outages;
 mod parking;
 mod publishers;
+mod queues;
 mod stops;
 mod ways;
 

@@ -10,9 +10,12 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use streamlane::{Delivery, HandlerResult, Message, testing::PrivateServer};
+use streamlane::{
+    Delivery, HandlerResult, Message,
+    testing::{PrivateServer, eventually, now_ns},
+};
 
-use super::{SHORT, Streams, expect, settings, text};
+use super::{PATIENCE, SHORT, Streams, listen_to_the_log, on_log, settings, text};
 
 #[allow(dead_code)]
 #[path = "../../common/process.rs"]
@@ -77,9 +80,21 @@ impl Job {
         notes(&self.log, "finished ")
     }
 
+    /// What the library said to members last.
+    fn lines(&self) -> Vec<String> {
+        let lines = notes(&self.log.with_extension("lines"), "");
+        lines[lines.len().saturating_sub(50)..].to_vec()
+    }
+
     #[track_caller]
     pub(super) fn wait_until_begun(&self, calls: usize) {
-        expect("calls to begin", || self.begun().len() >= calls);
+        let begun = eventually(PATIENCE, || self.begun().len() >= calls);
+        assert!(
+            begun,
+            "{calls} calls begin: {:?}; the last lines: {:#?}",
+            self.begun(),
+            self.lines()
+        );
     }
 }
 
@@ -94,11 +109,22 @@ fn notes(log: &Path, beginning: &str) -> Vec<String> {
         .collect()
 }
 
+fn append(path: &Path) -> File {
+    let file = File::options().create(true).append(true).open(path);
+    file.unwrap()
+}
+
 /// No test: the way in of a member.
 #[test]
 fn entry() {
     let Ok(job) = env::var(JOB) else { return };
     let job: Job = serde_json::from_str(&job).unwrap();
+    let lines = append(&job.log.with_extension("lines"));
+    listen_to_the_log();
+    on_log(move |line| {
+        let line = format!("{} {} {line}\n", process::id(), now_ns() / 1_000_000);
+        (&lines).write_all(line.as_bytes()).unwrap();
+    });
     let streams = settings(&job.url, &job.topic, job.partitions).pod_name(&*job.pod);
     let streams = Streams::open(streams).unwrap();
     let mut builder = streams.consumer(&*job.topic).name("c").block(SHORT);
@@ -116,11 +142,7 @@ fn entry() {
     if let Some(attempts) = job.retries {
         builder = builder.retry(attempts).retry_pauses(SHORT, SHORT);
     }
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(&job.log)
-        .unwrap();
+    let log = append(&job.log);
     let work = job.work;
     let handle = move |m: &Message<'_>| -> HandlerResult {
         let note = |line: String| (&log).write_all(line.as_bytes()).unwrap();

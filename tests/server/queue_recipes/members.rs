@@ -184,3 +184,39 @@ fn r70_a_group_that_went_back_with_its_server_repeats_and_skips_nothing() {
     thread::sleep(Duration::from_millis(100));
     assert_eq!(seen.len(), 1505);
 }
+
+/// What was pending before a reset is not handled on top of what comes after it, unless that is wanted.
+#[test]
+fn r69_a_reset_tells_what_is_pending_and_asks_what_becomes_of_it() {
+    let server = server();
+    let topic = "r69-reset";
+    let key = stream(topic, 0);
+    let streams = open(&server.url(), topic, 1);
+    let refuses = member(&streams, topic).shared(|_: &Message<'_>| Err("not now").or_block());
+    publish(&streams, topic, 0..5);
+    let refuses = refuses.start().unwrap();
+    expect("five to be given out", || pending(&server, &key) == 5);
+    let admin = streams.admin();
+    let reset = || admin.reset(topic, "c", ResetTo::End);
+    let e = reset().pending(Pending::Drop).apply().unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Argument, "a member lives: {e}");
+    refuses.stop();
+    assert_eq!(reset().preview().unwrap().partitions[0].pending, Some(5));
+    let e = reset().apply().unwrap_err();
+    assert!(e.to_string().contains("Pending::"), "{e}");
+    assert_eq!(pending(&server, &key), 5, "nothing was changed");
+    reset().pending(Pending::Drop).apply().unwrap();
+    let seen = Seen::default();
+    let consumer = recording(member(&streams, topic), &seen).start().unwrap();
+    publish(&streams, topic, 5..7);
+    assert_eq!(seen.wait_for(2), numbers(5, 7));
+    nothing_is_left(&server, topic, 1);
+
+    // while a member lives, if it must be
+    let again = admin.reset(topic, "c", ResetTo::Start).force();
+    again.pending(Pending::Keep).apply().unwrap();
+    seen.wait_for(9);
+    nothing_is_left(&server, topic, 1);
+    assert_eq!(seen.all()[2..], numbers(0, 7));
+    drop(consumer);
+}

@@ -1,5 +1,6 @@
 //! What has failed others who work through consumer groups, by the numbers of the recipes.
 
+mod bytes;
 mod child;
 mod front;
 mod groups;

@@ -1,6 +1,10 @@
 //! What members leave behind that are killed.
 
 use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -91,7 +95,7 @@ fn r52_recovery_goes_on_though_those_who_recover_are_killed_at_it() {
     expect("the dead to be forgotten", || {
         known(&server, &key).len() == 2
     });
-    leftovers::only_what_is_documented(&server, topic, "c");
+    leftovers::only_what_is_documented(&server, topic, &["c"]);
 }
 
 /// As things are when nothing is set, but for how long the dead count as alive.
@@ -142,6 +146,47 @@ fn r54_what_a_killed_member_had_in_its_hands_is_done_by_a_sibling_or_a_stranger(
         assert_eq!(by_number(seen.all()), numbers(0, ALL), "each once");
         drop(there);
     }
+}
+
+/// The only one who could take over has no time for it when the other dies.
+#[test]
+fn r54_a_sibling_that_was_busy_takes_over_when_it_is_not() {
+    let server = server();
+    let topic = "r54-busy";
+    let streams = as_pod(&server, topic, 1, "busy");
+    let quick = ms(1000);
+    let job = Job {
+        ttl: Some(quick),
+        ..Job::new(&server, topic, "victim")
+    };
+    let victim = job.start();
+    publish_once_known(&server, &streams, topic, 1);
+    job.wait_until_begun(1);
+    let seen = Seen::default();
+    let (all, held) = (seen.clone(), Arc::new(AtomicBool::new(true)));
+    let hold = Arc::clone(&held);
+    let builder = worker(&streams, topic)
+        .lease_ttl(quick)
+        .lease_renew(quick / 6);
+    let sibling = builder.shared(move |m: &Message<'_>| {
+        all.push(text(m));
+        while hold.load(SeqCst) {
+            thread::sleep(ms(2));
+        }
+        Ok(())
+    });
+    let _sibling = sibling.start().unwrap();
+    publish(&streams, topic, 1..2);
+    seen.wait_for(1);
+    thread::sleep(ms(2200)); // so long that it is not given more
+    victim.kill();
+    thread::sleep(quick + ms(1500));
+    held.store(false, SeqCst);
+    let begun = Instant::now();
+    assert_eq!(seen.wait_for(2), ["1", "0"]);
+    // not when idle messages are looked for, which is twice a minute
+    assert!(begun.elapsed() < RESUMES, "{:?}", begun.elapsed());
+    nothing_is_left(&server, topic, 1);
 }
 
 /// The same however one is connected, and in both of the modes.
