@@ -4,6 +4,7 @@
 mod mq;
 mod o_first;
 mod o_second;
+mod o_third;
 mod x;
 
 use std::{
@@ -34,11 +35,12 @@ const WITHOUT: [(&str, &str); 1] = [(
 /// How many numbers each register has.
 const REGISTERS: [(&str, u32); 3] = [("MQ", 15), ("X", 14), ("O", 36)];
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("registers/mq.rs"),
     include_str!("registers/x.rs"),
     include_str!("registers/o_first.rs"),
     include_str!("registers/o_second.rs"),
+    include_str!("registers/o_third.rs"),
     // where what is tested cannot be reached from outside
     include_str!("../../src/backoff.rs"),
     include_str!("../../src/consume/permits.rs"),

@@ -237,7 +237,7 @@ fn x_10_a_drain_waits_for_what_a_read_is_about_to_bring() {
     let streams = open(&server.url(), "x10", 2);
     for round in 0..20 {
         let seen = Seen::default();
-        let builder = worker(&streams, "x10").block(ms(1000));
+        let builder = worker(&streams, "x10").block(ms(300));
         let consumer = recording(builder, &seen).start().unwrap();
         if round % 2 == 0 {
             running(&consumer); // else while it is yet to begin
