@@ -91,7 +91,7 @@ return ''",
 /// # Errors
 ///
 /// A configuration error when its name is used in another way on this topic, or when it or another deletes
-/// messages that the other would have to read; and the server's refusal.
+/// messages that the other would have to read; and, of a group, the server's refusal.
 pub(crate) fn register(
     connection: &mut Connection,
     keys: &Keys,
@@ -107,12 +107,22 @@ pub(crate) fn register(
         cmd.arg(consumer).arg(keeps.texts().0);
         connection.ask::<String>(&cmd, timeout)
     });
-    let answer = answer.map_err(|e| {
-        REGISTER
-            .saying_what_to_grant(e, &[&key, &positions])
-            .during("join the consumers of the topic")
-            .on_key(key.as_bytes())
-    })?;
+    let answer = match answer {
+        // Who deletes nothing and needs no scripts is let in all the same.
+        Err(e) if e.keeps_connection() && !e.is_retryable() && !keeps.is_group() => {
+            log::debug!(
+                "{topic}/{consumer}: not written down among the consumers of the topic: {e}"
+            );
+            return Ok(());
+        }
+        Err(e) => {
+            let e = REGISTER.saying_what_to_grant(e, &[&key, &positions]);
+            return Err(e
+                .during("join the consumers of the topic")
+                .on_key(key.as_bytes()));
+        }
+        Ok(answer) => answer,
+    };
     let what = match answer.split_at_checked(1) {
         None => return Ok(()),
         Some(("m", there)) => format!(

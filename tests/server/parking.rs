@@ -641,8 +641,9 @@ fn whoever_is_superseded_writes_no_letter_though_it_does_not_know_yet() {
         .unwrap();
     claim("somebody|else");
     go.store(1, SeqCst);
-    let refused =
-        || !logged(&["superseded[0]/c", "another instance owns the partition"]).is_empty();
+    // or the lane was cut off before it came to that, where the claims happened to be looked at meanwhile
+    let told = |text| !logged(&["superseded", text]).is_empty();
+    let refused = || told("another instance owns the partition") || told("LOST partition 0");
     expect("the letter to be refused", refused);
     assert!(letters(&streams, "superseded").is_empty());
     assert_eq!(stored(&server, "superseded", "c", 0), Some(StreamId::MIN));

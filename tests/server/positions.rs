@@ -193,6 +193,9 @@ fn without_persistence_nothing_is_written() {
             .drain(PATIENCE)
             .unwrap();
         assert_eq!(seen.len(), handled, "each start begins anew");
+        // but that there is such a consumer
+        let reader = server.command(&["DEL", "re:c:{none}"]).unwrap();
+        assert_eq!(reader.int(), Some(1));
         assert_eq!(server.command(&["DBSIZE"]).unwrap(), before);
     }
 }

@@ -20,6 +20,9 @@ use super::{
 };
 
 /// A server may answer a read that waits long after the wait should be over, when others were quicker.
+/// Commands that do something to a stream.
+type Done = &'static [&'static str];
+
 #[test]
 fn r4_a_read_that_outlives_its_wait_is_no_trouble() {
     let server = server();
@@ -148,7 +151,6 @@ fn r31_a_flushed_server_gets_its_group_again_and_the_loss_is_told_once() {
 #[test]
 fn r32_a_stream_that_goes_under_a_waiting_reader_heals_whatever_the_server_says() {
     let server = server();
-    type Done = &'static [&'static str];
     let ways: [(&str, Done); 5] = [
         ("r32-del", &["DEL"]),
         ("r32-unlink", &["UNLINK"]),

@@ -71,7 +71,7 @@ fn r59_nothing_is_acknowledged_whose_dead_letter_cannot_be_written() {
 #[test]
 fn r59_a_full_server_takes_dead_letters_and_retries_and_acknowledgements() {
     let server = server();
-    let topic = "r59-full";
+    let topic = "r59-oom";
     let (streams, seen) = (open(&server.url(), topic, 1), Seen::default());
     let (all, held) = (seen.clone(), Arc::new(AtomicBool::new(true)));
     let hold = Arc::clone(&held);

@@ -544,7 +544,7 @@ fn o_35_when_a_message_is_due_is_decided_by_the_servers_clock() {
 #[test]
 fn o_36_a_failed_message_has_one_successor_whatever_answer_is_lost() {
     let server = server();
-    for (topic, attempts, expected) in [("o36-dead", 0, 1), ("o36-again", 1, 2)] {
+    for (topic, attempts, expected) in [("o36-once", 0, 1), ("o36-again", 1, 2)] {
         let relay = Arc::new(Relay::to(&server).unwrap());
         let direct = open(&server.url(), topic, 1);
         let streams = open(&relay.url(), topic, 1);
