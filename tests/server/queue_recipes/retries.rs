@@ -103,7 +103,7 @@ fn r59_a_full_server_takes_dead_letters_and_retries_and_acknowledgements() {
     });
     assert_eq!(seen.all(), ["hopeless", "bad", "good"]);
     assert_eq!(letters(&streams, topic)[0].first_id, ids[0]);
-    let waits = server.command(&["HLEN", "re:ri:{r59-full}:c"]).unwrap();
+    let waits = server.command(&["HLEN", "re:ri:{r59-oom}:c"]).unwrap();
     assert_eq!(waits, Reply::Int(1));
 
     server
