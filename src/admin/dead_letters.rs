@@ -11,7 +11,7 @@ use crate::{
     clock::{self, RoundTrip},
     error::ErrorKind,
     net::{Connection, Deadline, Interrupt},
-    wire::{ReadLetter, check_consumer, check_topic},
+    wire::{REFERENCE, ReadLetter, Reference, check_consumer, check_topic},
 };
 
 use super::{
@@ -56,6 +56,7 @@ impl Admin {
             topic: topic.into(),
             consumer: consumer.into(),
             filter: Filter::default(),
+            even_without_body: false,
             timeout: TIMEOUT,
         }
     }
@@ -72,6 +73,7 @@ pub struct DeadLetters {
     pub(super) topic: String,
     pub(super) consumer: String,
     filter: Filter,
+    pub(super) even_without_body: bool,
     pub(super) timeout: Duration,
 }
 
@@ -140,12 +142,15 @@ pub struct DeadLetter {
     pub error: String,
     /// Why it is a dead letter; `None` for a reason that this version does not know.
     pub reason: Option<DeadLetterReason>,
-    /// The message's fields as they were, unknown and repeated ones included.
+    /// The message's fields as they were, unknown and repeated ones included. A body that was kept apart
+    /// (`ClaimCheck`) is among them, in its place, without a reference to where it was.
     pub fields: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many of its fields were too many to keep; only messages of more than 3000 have such.
     pub omitted: usize,
     /// Whether and as what it was replayed.
     pub replayed: Option<Replayed>,
+    /// Whether its body was kept apart.
+    pub(super) was_apart: bool,
 }
 
 impl DeadLetter {
@@ -154,9 +159,21 @@ impl DeadLetter {
         self.field(b"t")
     }
 
-    /// The body of the message; `None` when it had none.
+    /// The body of the message; `None` when it had none, or when it was kept apart and is lost
+    /// ([`DeadLetterReason::PayloadMissing`]).
     pub fn body(&self) -> Option<&[u8]> {
-        self.field(b"b")
+        self.field(b"b").filter(|_| self.lost_body().is_none())
+    }
+
+    /// What refers to a body that is kept apart, and so is lost: otherwise the letter had it.
+    pub(super) fn reference(&self) -> Option<&[u8]> {
+        let is_empty = self.field(b"b").is_some_and(<[u8]>::is_empty);
+        self.field(REFERENCE).filter(|_| is_empty)
+    }
+
+    /// That, if it is a proper one.
+    pub(super) fn lost_body(&self) -> Option<Reference> {
+        Reference::parse(self.reference()?)
     }
 
     /// The key of the message; `None` when it had none, which an empty one is not.
@@ -165,7 +182,7 @@ impl DeadLetter {
     }
 
     /// The value of the last field of this name, as readers take it.
-    fn field(&self, name: &[u8]) -> Option<&[u8]> {
+    pub(super) fn field(&self, name: &[u8]) -> Option<&[u8]> {
         let found = self.fields.iter().rfind(|(n, _)| n == name);
         found.map(|(_, value)| &value[..])
     }
@@ -187,6 +204,7 @@ impl DeadLetter {
             reason: letter.reason,
             fields: letter.fields,
             omitted: letter.omitted,
+            was_apart: letter.was_apart,
             replayed: mark.and_then(Replayed::parse),
         }
     }
@@ -234,6 +252,8 @@ pub struct ReplayedAll {
     pub before: u64,
     /// So many are no proper messages, and would be none the next time.
     pub malformed: u64,
+    /// So many have lost their bodies; see [`DeadLetters::even_without_body`].
+    pub payload_missing: u64,
 }
 
 impl DeadLetters {
@@ -270,6 +290,13 @@ impl DeadLetters {
     /// Only those that were not replayed.
     pub fn unreplayed(mut self) -> Self {
         self.filter.unreplayed = true;
+        self
+    }
+
+    /// Replays those as well whose bodies were kept apart and are lost, with an empty body and marked as such: the
+    /// header `streamlane-payload-missing` says how many bytes it had. Otherwise they are not replayed.
+    pub fn even_without_body(mut self) -> Self {
+        self.even_without_body = true;
         self
     }
 
@@ -379,7 +406,8 @@ impl DeadLetters {
     /// Replays one: publishes its message again, with the fields that it had, as a new message on its
     /// partition, and marks the letter as replayed; both or neither. `to` says in so many words who gets it.
     /// The id that it had first goes along in the header `streamlane-first-id`. It comes behind messages
-    /// of its key that were published since. Blocks for a few round trips.
+    /// of its key that were published since. A body that was kept apart is so again, and lives for the
+    /// `PayloadTtlSeconds` of the topic from now on. Blocks for a few round trips.
     ///
     /// A letter is never replayed twice, whatever answers are lost. What was replayed stays where it is until
     /// it is deleted.
@@ -427,6 +455,7 @@ impl DeadLetters {
                 }
                 Replay::Before(_) | Replay::Gone => done.before += 1,
                 Replay::Malformed => done.malformed += 1,
+                Replay::PayloadMissing => done.payload_missing += 1,
             }
         }
         Ok(done)

@@ -13,7 +13,7 @@ use crate::{
     Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
     OnError,
     backoff::BlockLadder,
-    batch::Record,
+    batch::{Body, Record},
     clock,
     error::{Error, ErrorKind},
     monitor::count,
@@ -26,6 +26,7 @@ use crate::{
 use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     park::Failures,
+    payloads::missing,
     progress::{Before, Progress},
     resets::RESET,
 };
@@ -76,6 +77,13 @@ impl<P: Progress> Lane<P> {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
+            let again = attempts.made > 0 && self.lacks_body(start);
+            if start == self.reader.ready() || again {
+                match self.fetch(start) {
+                    Flow::On => {}
+                    away => return away,
+                }
+            }
             let mut now_ms = clock::coarse_ms();
             let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
             if called || !self.plan.fence.holds_at(now_ms) {
@@ -203,9 +211,14 @@ impl<P: Progress> Lane<P> {
             progress,
             ..
         } = self;
-        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let ready = &reader.records()[..reader.ready()];
+        let (bytes, records) = (reader.bytes(), &ready[start..]);
         let records = &records[..progress.together(plan, start, records.len())];
         let (result, handed, done) = match handler {
+            _ if records[0].kept == Body::Missing => {
+                let message = Message::new(bytes, &records[0], context);
+                (Ok(Err(missing(&message))), 1, None)
+            }
             Handler::Batches(h) => {
                 let progress = RefCell::new(progress);
                 let finish = |r: &Record| {
@@ -367,7 +380,12 @@ impl<P: Progress> Lane<P> {
             Some(done) => done,
         };
         let record = self.reader.records()[called.start..][..called.handed].get(nth);
-        record.is_some_and(|r| r.malformed.is_some())
+        record.is_some_and(|r| r.malformed.is_some() || r.kept == Body::Missing)
+    }
+
+    /// Whether the body of a message is known to be missing.
+    fn lacks_body(&self, nth: usize) -> bool {
+        self.reader.records()[nth].kept == Body::Missing
     }
 
     /// How often what a failed call concerns may be handed over again.
