@@ -837,3 +837,156 @@ fn who_may_not_read_payloads_is_told_what_to_grant() {
         "{e}"
     );
 }
+
+#[test]
+fn members_of_a_group_have_the_bodies_through_retries_letters_and_replays() {
+    for (topic, delivery) in [
+        ("group", Delivery::WorkQueue),
+        ("leased", Delivery::LeasedQueue),
+    ] {
+        let (server, streams) = with_lost(topic, 12, |n| n % 4 == 1);
+        let (seen, fails) = (Seen::default(), Arc::new(AtomicBool::new(true)));
+        let start = || {
+            let (to, fails) = (seen.clone(), Arc::clone(&fails));
+            let builder = streams.consumer(topic).name("c").delivery(delivery);
+            let builder = builder.block(Duration::from_millis(50));
+            let builder = builder
+                .retry(1)
+                .retry_pauses(Duration::ZERO, Duration::ZERO);
+            let consumer = builder.shared(move |m: &Message<'_>| -> HandlerResult {
+                let body = String::from_utf8_lossy(m.body()).into_owned();
+                to.push((body.clone(), m.attempt()));
+                if body.starts_with(r#"{"n":2,"#) && fails.load(Relaxed)
+                    || m.attempt() == 1 && body.starts_with(r#"{"n":4,"#)
+                {
+                    Err("not now")?;
+                }
+                Ok(())
+            });
+            consumer.start().unwrap()
+        };
+        let consumer = start();
+        // nine that have their bodies, and two of these once more
+        let mut all = seen.wait_for(11);
+        all.sort_by_key(|(body, _)| body[5..7].trim_end_matches(',').parse::<u32>().unwrap());
+        let mut expected: Vec<_> = docs((0..12).filter(|n| n % 4 != 1))
+            .into_iter()
+            .map(|b| (b, 1))
+            .collect();
+        expected.insert(2, (doc(2, 2000), 2));
+        expected.insert(5, (doc(4, 2000), 2));
+        assert!(all == expected, "{topic}");
+        let all = streams.admin().dead_letters(topic, "c");
+        expect("four letters", || all.count().unwrap() == 4);
+        let letters = letters(&streams, topic);
+        let lost = letters
+            .iter()
+            .filter(|l| l.reason == Some(DeadLetterReason::PayloadMissing));
+        assert!(
+            lost.clone().count() == 3
+                && lost
+                    .clone()
+                    .all(|l| l.body().is_none() && l.deliveries == 1)
+        );
+        let failed = letters
+            .iter()
+            .find(|l| l.reason == Some(DeadLetterReason::Retries))
+            .unwrap();
+        assert_eq!(
+            failed.body(),
+            Some(doc(2, 2000).as_bytes()),
+            "it is in the letter"
+        );
+        fails.store(false, Relaxed);
+        for key in payloads(&server, topic) {
+            server.command(&["DEL", &key]).unwrap();
+        }
+        let to = ReplayTo::ThisConsumer;
+        assert!(matches!(
+            all.replay(failed.id, to).unwrap(),
+            Replay::Replayed(_)
+        ));
+        assert_eq!(payloads(&server, topic).len(), 1, "apart again");
+        let replayed = seen.wait_for(12).pop().unwrap();
+        assert_eq!(replayed.0, doc(2, 2000));
+        let lost = lost.map(|l| all.replay(l.id, to).unwrap());
+        assert!(lost.into_iter().all(|r| r == Replay::PayloadMissing));
+        drop(consumer);
+    }
+}
+
+#[test]
+fn a_delayed_message_has_its_body_with_it() {
+    let server = server();
+    let streams = open_apart(&server.url(), "later");
+    let body = doc(0, MB);
+    let publisher = streams.publisher("later").unwrap();
+    let draft = publisher.message("T", &body).key("k");
+    draft
+        .deliver_after(Duration::from_millis(50))
+        .publish()
+        .unwrap();
+    expect("it to be published", || length(&server, "later", 0) == 1);
+    let read = read_by(&streams, "later", "messages");
+    assert!(read.len() == 1 && read[0].1 == body.as_bytes());
+    assert_eq!(
+        payloads(&server, "later").len(),
+        0,
+        "it may wait for longer than a payload lives"
+    );
+}
+
+#[test]
+fn a_server_that_is_killed_has_the_message_with_its_body_or_neither() {
+    listen_to_the_log();
+    let server = PrivateServer::builder()
+        .tcp()
+        .aof(testing::Aof::Always)
+        .start()
+        .unwrap();
+    // so that nobody waits for long for a server that is not there
+    let settings = settings(&server.url(), "killed", 1).publish_timeout(Duration::from_millis(300));
+    let topic = apart().payload_inline_max(1024);
+    let streams = Streams::open(settings.with_topic("killed", topic)).unwrap();
+    let (mut dice, mut stored) = (7_u64, 0);
+    for round in 0..6 {
+        let publisher = streams.publisher("killed").unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Over(&over);
+            for n in 0..2 {
+                let (publisher, over) = (publisher.clone(), &over);
+                scope.spawn(move || {
+                    while !over.load(Relaxed) {
+                        let _ = publisher.publish("k", "T", doc(n, 200_000));
+                    }
+                });
+            }
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            std::thread::sleep(Duration::from_millis(30 + (dice >> 33) % 60));
+            server.kill();
+            over.store(true, Relaxed);
+        });
+        server.restart().unwrap();
+        let entries = entries(&server, "killed", 0);
+        let referred = entries.iter().map(|(_, fields)| {
+            let reference = fields.last().unwrap();
+            format!("re:x:{{killed}}:{}", &reference[..32])
+        });
+        let mut referred: Vec<_> = referred.collect();
+        let mut kept = payloads(&server, "killed");
+        referred.sort();
+        kept.sort();
+        assert!(
+            referred == kept,
+            "round {round}: {} entries, {} payloads",
+            referred.len(),
+            kept.len()
+        );
+        assert!(kept.len() >= stored);
+        stored = kept.len();
+    }
+    assert!(stored > 0, "the kills hit a server at work");
+    let read = read_by(&streams, "killed", "messages");
+    assert!(read.len() == stored && read.iter().all(|(_, b)| b.len() == 200_000));
+}
