@@ -55,6 +55,9 @@ use super::{
 /// # Ok(()) }
 /// ```
 ///
+/// What is forwarded are the messages given, so a large body is kept apart or not as the target's `ClaimCheck`
+/// has it, wherever it came from, and lives for the target's `PayloadTtlSeconds`.
+///
 /// Cheap to clone; threads share one connection and take turns. Peers of other languages share marks and
 /// markers.
 #[derive(Clone)]

@@ -49,7 +49,7 @@ pub enum DeadLetterReason {
     Handler,
     /// It is no proper message; see [`Malformed`](crate::Malformed).
     Malformed,
-    /// Its body was kept elsewhere, and is gone.
+    /// Its body was kept apart (`ClaimCheck`), and is gone.
     PayloadMissing,
 }
 
