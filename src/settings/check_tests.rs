@@ -167,7 +167,7 @@ fn what_only_bodies_that_are_kept_apart_heed_is_refused_where_there_are_none() {
     let t = || {
         TopicSettings::default()
             .payload_inline_max(2048)
-            .payload_ttl(Duration::from_secs(60))
+            .payload_ttl(Duration::from_mins(1))
     };
     let with = |t| Settings::default().with_topic("orders", t);
     for off in [t(), t().claim_check(false)] {
