@@ -11,7 +11,7 @@ use crate::{
     clock::{self, RoundTrip},
     error::ErrorKind,
     net::{Connection, Deadline, Interrupt},
-    wire::{REFERENCE, ReadLetter, Reference, check_consumer, check_topic},
+    wire::{ReadLetter, check_consumer, check_topic},
 };
 
 use super::{
@@ -165,17 +165,6 @@ impl DeadLetter {
         self.field(b"b").filter(|_| self.lost_body().is_none())
     }
 
-    /// What refers to a body that is kept apart, and so is lost: otherwise the letter had it.
-    pub(super) fn reference(&self) -> Option<&[u8]> {
-        let is_empty = self.field(b"b").is_some_and(<[u8]>::is_empty);
-        self.field(REFERENCE).filter(|_| is_empty)
-    }
-
-    /// That, if it is a proper one.
-    pub(super) fn lost_body(&self) -> Option<Reference> {
-        Reference::parse(self.reference()?)
-    }
-
     /// The key of the message; `None` when it had none, which an empty one is not.
     pub fn key(&self) -> Option<&[u8]> {
         self.field(b"k")
@@ -290,13 +279,6 @@ impl DeadLetters {
     /// Only those that were not replayed.
     pub fn unreplayed(mut self) -> Self {
         self.filter.unreplayed = true;
-        self
-    }
-
-    /// Replays those as well whose bodies were kept apart and are lost, with an empty body and marked as such: the
-    /// header `streamlane-payload-missing` says how many bytes it had. Otherwise they are not replayed.
-    pub fn even_without_body(mut self) -> Self {
-        self.even_without_body = true;
         self
     }
 

@@ -104,6 +104,13 @@ return 'd' .. new",
 };
 
 impl DeadLetters {
+    /// Replays those as well whose bodies were kept apart and are lost, with an empty body and marked as such: the
+    /// header `streamlane-payload-missing` says how many bytes it had. Otherwise they are not replayed.
+    pub fn even_without_body(mut self) -> Self {
+        self.even_without_body = true;
+        self
+    }
+
     /// Refuses, with a configuration error, a topic whose partitions lie in several slots.
     pub(super) fn refuse_spread(&self) -> Result<()> {
         match self.shared.settings.topics.get(&self.topic) {
@@ -190,6 +197,19 @@ impl DeadLetters {
             }
             _ => Err(odd()),
         }
+    }
+}
+
+impl DeadLetter {
+    /// What refers to a body that is kept apart, and so is lost: otherwise the letter had it.
+    pub(super) fn reference(&self) -> Option<&[u8]> {
+        let is_empty = self.field(b"b").is_some_and(<[u8]>::is_empty);
+        self.field(REFERENCE).filter(|_| is_empty)
+    }
+
+    /// That, if it is a proper one.
+    pub(super) fn lost_body(&self) -> Option<Reference> {
+        Reference::parse(self.reference()?)
     }
 }
 

@@ -451,34 +451,6 @@ impl Reader {
         }
     }
 
-    /// One receive, of the rest of what has begun to arrive if it is `partial`.
-    fn receive_more(
-        &mut self,
-        partial: bool,
-        began: &mut Option<Instant>,
-        patience: Duration,
-    ) -> Result<()> {
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::new(ErrorKind::Io, "read", "not connected"));
-        };
-        if partial {
-            began.get_or_insert_with(clock::now);
-            if self.plan.is_late(*began) {
-                let why = "a reply came too slowly";
-                return Err(Error::new(ErrorKind::Timeout, "read", why));
-            }
-        }
-        // The rest of a reply is on its way already.
-        let spin = if partial {
-            Duration::ZERO
-        } else {
-            self.plan.spin
-        };
-        let n = connection.recv(self.arena.room(), spin, patience)?;
-        self.arena.filled(n);
-        Ok(())
-    }
-
     /// Makes room for a reply that needs bytes up to `need`. True when it is larger than a reply may
     /// be and should be cut short after its last whole entry.
     fn outgrown(&mut self, need: usize) -> Result<bool> {

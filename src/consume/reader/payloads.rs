@@ -1,8 +1,10 @@
 //! Bodies that are kept apart: asked for in one pipeline, and received into the arena behind the reply that
 //! refers to them. As many at a time as a batch may hold.
 
+use std::time::{Duration, Instant};
+
 use crate::{
-    Result, StreamId,
+    Result, StreamId, clock,
     error::{Error, ErrorKind, ServerClass},
     net::resp::{self, Cursor, Head, Span, Stop},
     wire::Reference,
@@ -189,6 +191,34 @@ impl Reader {
             return Err(self.no_payload("more than was asked for"));
         }
         refused.map_or(Ok(()), Err)
+    }
+
+    /// One receive, of the rest of what has begun to arrive if it is `partial`.
+    pub(super) fn receive_more(
+        &mut self,
+        partial: bool,
+        began: &mut Option<Instant>,
+        patience: Duration,
+    ) -> Result<()> {
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::new(ErrorKind::Io, "read", "not connected"));
+        };
+        if partial {
+            began.get_or_insert_with(clock::now);
+            if self.plan.is_late(*began) {
+                let why = "a reply came too slowly";
+                return Err(Error::new(ErrorKind::Timeout, "read", why));
+            }
+        }
+        // The rest of a reply is on its way already.
+        let spin = if partial {
+            Duration::ZERO
+        } else {
+            self.plan.spin
+        };
+        let n = connection.recv(self.arena.room(), spin, patience)?;
+        self.arena.filled(n);
+        Ok(())
     }
 
     /// Where the payload is that an answer holds; `None` when it is not there.
