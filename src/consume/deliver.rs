@@ -77,21 +77,10 @@ impl<P: Progress> Lane<P> {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
-            let again = attempts.made > 0 && self.lacks_body(start);
-            if start == self.reader.ready() || again {
-                match self.fetch(start) {
-                    Flow::On => {}
-                    away => return away,
-                }
-            }
-            let mut now_ms = clock::coarse_ms();
-            let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
-            if called || !self.plan.fence.holds_at(now_ms) {
-                match self.heed_signals() {
-                    Flow::On => {}
-                    away => return away,
-                }
-            }
+            let mut now_ms = match self.make_ready(start, attempts.made) {
+                Ok(now_ms) => now_ms,
+                Err(away) => return away,
+            };
             if !self.progress.is_calm() {
                 match P::admit(self, start) {
                     Flow::On => {}
@@ -184,6 +173,27 @@ impl<P: Progress> Lane<P> {
         Flow::On
     }
 
+    /// Sees to it that the message at `start`, which has been handed over so often, has its body, if there is one,
+    /// and that nothing calls the lane away. Returns the coarse time.
+    #[inline]
+    fn make_ready(&mut self, start: usize, made: u32) -> Result<u64, Flow> {
+        if self.reader.waits_for_body(start) || made > 0 && self.lacks_body(start) {
+            match self.fetch(start) {
+                Flow::On => {}
+                away => return Err(away),
+            }
+        }
+        let now_ms = clock::coarse_ms();
+        let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
+        if called || !self.plan.fence.holds_at(now_ms) {
+            match self.heed_signals() {
+                Flow::On => {}
+                away => return Err(away),
+            }
+        }
+        Ok(now_ms)
+    }
+
     /// A call ended when a reset waited, or when the partition was another's: it was about what does not
     /// count here any more, so its result moves no position and no policy looks at it.
     fn count_out(&mut self, result: HandlerResult, called: &Called) {
@@ -211,8 +221,7 @@ impl<P: Progress> Lane<P> {
             progress,
             ..
         } = self;
-        let ready = &reader.records()[..reader.ready()];
-        let (bytes, records) = (reader.bytes(), &ready[start..]);
+        let (bytes, records) = (reader.bytes(), reader.ready_from(start));
         let records = &records[..progress.together(plan, start, records.len())];
         let (result, handed, done) = match handler {
             _ if records[0].kept == Body::Missing => {

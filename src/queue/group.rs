@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    DeadLetterReason, LaneState, Result, StreamId,
+    LaneState, Result, StreamId,
     batch::{Aside, Record},
     clock,
     consume::{Before, Brought, Failures, Flow, Handler, Lane, Plan, Progress, RESET, Seat},

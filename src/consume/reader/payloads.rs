@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    Result, StreamId, clock,
+    Result, StreamId,
+    batch::Record,
+    clock,
     error::{Error, ErrorKind, ServerClass},
     net::resp::{self, Cursor, Head, Span, Stop},
     wire::Reference,
@@ -47,14 +49,21 @@ impl Reader {
         self
     }
 
-    /// Up to which message of the last read those can be handed over that are not finished: their bodies are
-    /// here, or, of the last of them, known to be missing.
+    /// The messages of the last read from `start` on that can be handed over: their bodies are here, or, of one
+    /// by itself, known to be missing.
     #[inline]
-    pub(crate) fn ready(&self) -> usize {
-        self.payloads.ready.min(self.index.records().len())
+    pub(crate) fn ready_from(&self, start: usize) -> &[Record] {
+        let records = self.index.records();
+        &records[start..self.payloads.ready.min(records.len())]
     }
 
-    /// Whether that is all of them.
+    /// Whether there is none of these.
+    #[inline]
+    pub(crate) fn waits_for_body(&self, start: usize) -> bool {
+        start >= self.payloads.ready
+    }
+
+    /// Whether all messages of the last read can be handed over.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         self.payloads.ready >= self.index.records().len()
@@ -72,8 +81,8 @@ impl Reader {
     }
 
     /// Fetches bodies from the message at `start` on, which are those of one batch; what was fetched before is
-    /// gone. Nothing may be outstanding. Afterwards at least that message is [`ready`](Self::ready), and one
-    /// whose body is missing is so by itself.
+    /// gone. Nothing may be outstanding. Afterwards at least that message is [ready](Self::ready_from), and
+    /// one whose body is missing is so by itself.
     ///
     /// # Errors
     ///
