@@ -27,6 +27,8 @@ pub enum ErrorKind {
     Protocol,
     /// An entry is not a message: a field is missing or its header block is broken.
     Malformed,
+    /// The body of a message is kept apart (`ClaimCheck`), and is not there any more.
+    PayloadMissing,
     /// The message is larger than the server or the settings allow. Nothing was sent.
     TooLarge,
     /// A queue had no room for the message, which was not taken into it or was dropped from it.
@@ -167,6 +169,7 @@ impl Error {
             ErrorKind::Config
             | ErrorKind::Argument
             | ErrorKind::Malformed
+            | ErrorKind::PayloadMissing
             | ErrorKind::TooLarge
             | ErrorKind::Stopped
             | ErrorKind::Handler => false,

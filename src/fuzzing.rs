@@ -1,9 +1,9 @@
 //! Doors for the fuzz targets: one function for each, named like it.
 
 use crate::{
-    batch::{Filter, Index, Progress},
+    batch::{Body, Filter, Index, Progress},
     net::resp::value_end,
-    wire::{Entry, Headers, ID_MAX, Malformed, StreamId, pack},
+    wire::{Entry, Headers, ID_MAX, Malformed, Reference, StreamId, pack},
 };
 
 /// Whatever is read as an id is written and read again as the same.
@@ -48,7 +48,7 @@ pub fn entry(data: &[u8]) {
 }
 
 /// Pieces of replies, so that more than noise is put together from a few bytes.
-const PIECES: [&[u8]; 30] = [
+const PIECES: [&[u8]; 32] = [
     b"*0\r\n",
     b"*1\r\n",
     b"*2\r\n",
@@ -79,6 +79,8 @@ const PIECES: [&[u8]; 30] = [
     b"=7\r\ntxt:abc\r\n",
     b"!5\r\nERR x\r\n",
     b"$3\r\nabcde",
+    b"$1\r\nx\r\n",
+    b"$34\r\n0123456789abcdef0123456789abcdef 5\r\n",
 ];
 
 fn pieces(data: &[u8]) -> Vec<u8> {
@@ -157,7 +159,13 @@ fn index(bytes: &[u8], step: usize, filter: &Filter) -> (Vec<String>, String) {
     );
     let told = index.records().iter().map(|r| {
         let parts = [r.body, r.message_type, r.key].map(|p| p.of(bytes));
-        format!("{} {} {} {parts:?} {:?}", r.id, r.nth, r.pairs, r.malformed)
+        // what is to be fetched can be
+        let apart = (r.kept != Body::Here).then(|| Reference::parse(parts[0]).map(Reference::len));
+        assert_ne!(apart, Some(None));
+        format!(
+            "{} {} {} {parts:?} {:?} {apart:?}",
+            r.id, r.nth, r.pairs, r.malformed
+        )
     });
     (told.collect(), end)
 }

@@ -102,7 +102,7 @@
 //! partition's backlog grows meanwhile, and trimming (`MaxLen`) may eat what is not read yet. It is right
 //! for "the ledger is down" and wrong for "this message is broken".
 //!
-//! Entries that are no proper messages (no body or type, a broken header block) never reach a message
+//! Entries that are no proper messages (no body or type, a broken header block or reference) never reach a message
 //! handler: they are ordinary errors, with their id in the log, and under `Park` never tried again. Batch handlers see them in their place,
 //! marked as [`malformed`](Message::malformed).
 //!
@@ -155,7 +155,8 @@
 //! | `!attempts`, `!deliveries` | how often it was handed over again by policy, and handed over in all |
 //! | `!error` | the error, its first KiB |
 //! | `!consumer` | whose message it was |
-//! | `!reason` | `retries`, `deliveries` (see [messages that kill](#messages-that-kill)), `handler` or `malformed`; `payload-missing` is kept for what is to come |
+//! | `!reason` | `retries`, `deliveries` (see [messages that kill](#messages-that-kill)), `handler`, `malformed` or `payload-missing` |
+//! | `!payload` | of a body that was [kept apart](#large-bodies), what the field `x` said of it; the letter has the body itself, in the field `b` |
 //! | `!omitted` | how many fields of the message were too many to keep (above 3000); absent if none |
 //!
 //! # Queues
@@ -283,6 +284,38 @@
 //! thread called `delays`. While its sender runs that is within milliseconds; where it died, within some 4 s.
 //! [`Publisher::cancel`] withdraws it until then. Its place in its partition is the one it gets when it is
 //! published. Where nothing is delayed, this is one short question for each topic about once a second.
+//!
+//! # Large bodies
+//!
+//! With `ClaimCheck` set for a topic, publishing keeps bodies above `PayloadInlineMax` (64 KiB) apart: each is
+//! a *payload*, a key of its own with a time to live of `PayloadTtlSeconds` (7 days), written in one step with
+//! the entry that refers to it, both or neither. The stream stays small, and whoever reads it decides how
+//! many bodies are in memory at a time: as many as `BatchBytes` allows, and one in any case. Handlers notice
+//! nothing: they are given the body, from an arena like any other. A consumer understands references whatever
+//! its own settings say; services in other languages see an empty body and a field that they do not know.
+//!
+//! - Nothing deletes a payload but its time. No consumer that is done with it takes it from another, from a
+//!   reset or from a retry. Choose `PayloadTtlSeconds` longer than any consumer may lag behind: retention
+//!   is by number (`MaxLen`), and a message may outlive its body.
+//! - No handler is ever called without the body. A message whose payload has expired is an error of kind
+//!   [`PayloadMissing`](ErrorKind::PayloadMissing): ordinary, as one that is malformed, and under
+//!   [`Park`](OnError::Park) a dead letter at once, with the reason `payload-missing`.
+//! - A [dead letter](#dead-letters) has the body itself, in its place among the fields: it lasts as long as the
+//!   letter does, and is deleted and trimmed with it. A replay keeps it apart again, with all its time before
+//!   it. A letter whose body was lost is replayed only when [asked for](DeadLetters::even_without_body).
+//! - What retries out of its place ([`Delivery`]) still refers to its payload. What waits for its time
+//!   ([`deliver_after`](Draft::deliver_after)) and the events of a [`StateStore`] have their bodies with
+//!   them, for they may be kept for longer than payloads live.
+//! - A reference is an id and a length, and names no key: the key is made of the prefix and the topic of
+//!   who reads. So a forged one can lead to a payload of the same topic, and to nothing else; one in any other form
+//!   makes the entry [malformed](Malformed::Reference), and nothing is looked up.
+//! - Consumers need the rights to `GETRANGE` and `STRLEN` on `re:x:{topic}:*`, publishers those to run scripts, with
+//!   `SET` and `DEL` there.
+//!
+//! On the wire: the field `b` is there and empty, and the field `x` holds 32 hexadecimal digits in lower case, a
+//! blank, and the length of the body as a decimal. The payload is the string under `re:x:{topic}:` and these digits
+//! (where `CoLocatePartitions` is false, under `re:x:{stream key}:`). Beside a body that is not empty a field `x`
+//! means nothing.
 //!
 //! # When Redis is away
 //!

@@ -56,6 +56,7 @@ impl Admin {
             topic: topic.into(),
             consumer: consumer.into(),
             filter: Filter::default(),
+            even_without_body: false,
             timeout: TIMEOUT,
         }
     }
@@ -72,6 +73,7 @@ pub struct DeadLetters {
     pub(super) topic: String,
     pub(super) consumer: String,
     filter: Filter,
+    pub(super) even_without_body: bool,
     pub(super) timeout: Duration,
 }
 
@@ -140,12 +142,15 @@ pub struct DeadLetter {
     pub error: String,
     /// Why it is a dead letter; `None` for a reason that this version does not know.
     pub reason: Option<DeadLetterReason>,
-    /// The message's fields as they were, unknown and repeated ones included.
+    /// The message's fields as they were, unknown and repeated ones included. A body that was kept apart
+    /// (`ClaimCheck`) is among them, in its place, without a reference to where it was.
     pub fields: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many of its fields were too many to keep; only messages of more than 3000 have such.
     pub omitted: usize,
     /// Whether and as what it was replayed.
     pub replayed: Option<Replayed>,
+    /// Whether its body was kept apart.
+    pub(super) was_apart: bool,
 }
 
 impl DeadLetter {
@@ -154,9 +159,10 @@ impl DeadLetter {
         self.field(b"t")
     }
 
-    /// The body of the message; `None` when it had none.
+    /// The body of the message; `None` when it had none, or when it was kept apart and is lost
+    /// ([`DeadLetterReason::PayloadMissing`]).
     pub fn body(&self) -> Option<&[u8]> {
-        self.field(b"b")
+        self.field(b"b").filter(|_| self.lost_body().is_none())
     }
 
     /// The key of the message; `None` when it had none, which an empty one is not.
@@ -165,7 +171,7 @@ impl DeadLetter {
     }
 
     /// The value of the last field of this name, as readers take it.
-    fn field(&self, name: &[u8]) -> Option<&[u8]> {
+    pub(super) fn field(&self, name: &[u8]) -> Option<&[u8]> {
         let found = self.fields.iter().rfind(|(n, _)| n == name);
         found.map(|(_, value)| &value[..])
     }
@@ -187,6 +193,7 @@ impl DeadLetter {
             reason: letter.reason,
             fields: letter.fields,
             omitted: letter.omitted,
+            was_apart: letter.was_apart,
             replayed: mark.and_then(Replayed::parse),
         }
     }
@@ -234,6 +241,8 @@ pub struct ReplayedAll {
     pub before: u64,
     /// So many are no proper messages, and would be none the next time.
     pub malformed: u64,
+    /// So many have lost their bodies; see [`DeadLetters::even_without_body`].
+    pub payload_missing: u64,
 }
 
 impl DeadLetters {
@@ -379,7 +388,8 @@ impl DeadLetters {
     /// Replays one: publishes its message again, with the fields that it had, as a new message on its
     /// partition, and marks the letter as replayed; both or neither. `to` says in so many words who gets it.
     /// The id that it had first goes along in the header `streamlane-first-id`. It comes behind messages
-    /// of its key that were published since. Blocks for a few round trips.
+    /// of its key that were published since. A body that was kept apart is so again, and lives for the
+    /// `PayloadTtlSeconds` of the topic from now on. Blocks for a few round trips.
     ///
     /// A letter is never replayed twice, whatever answers are lost. What was replayed stays where it is until
     /// it is deleted.
@@ -427,6 +437,7 @@ impl DeadLetters {
                 }
                 Replay::Before(_) | Replay::Gone => done.before += 1,
                 Replay::Malformed => done.malformed += 1,
+                Replay::PayloadMissing => done.payload_missing += 1,
             }
         }
         Ok(done)

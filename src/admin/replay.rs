@@ -3,14 +3,14 @@
 use std::{borrow::Cow, time::SystemTime};
 
 use crate::{
-    Result, StreamId,
+    Result, StreamId, clock,
     error::{Error, ErrorKind},
     net::{
         Connection,
         script::{Script, by_hash_first},
     },
     queue::Origin,
-    wire::{FIRST_ID, Headers, pack_one},
+    wire::{FIRST_ID, Headers, PAYLOAD_MISSING, REFERENCE, REFERENCE_MAX, Reference, pack_one},
 };
 
 use super::dead_letters::{DeadLetter, DeadLetters};
@@ -39,6 +39,9 @@ pub enum Replay {
     Gone,
     /// It is no proper message, and would be none the next time: publish a mended one instead.
     Malformed,
+    /// Its body was kept apart and is lost, and it was not asked for
+    /// [even without](DeadLetters::even_without_body).
+    PayloadMissing,
 }
 
 /// As what a dead letter was replayed.
@@ -63,7 +66,8 @@ impl Replayed {
     }
 }
 
-/// `KEYS`: the dead letters; what is noted of them; the stream of the partition. `ARGV`: the id of the letter;
+/// `KEYS`: the dead letters; what is noted of them; the stream of the partition; the payload, where the body is
+/// to be kept apart. `ARGV`: the id of the letter; with a payload, the milliseconds that it lives, and the body;
 /// the fields of the new message. It answers `d` and the new id; `a` and what is noted, when that was done
 /// before; `g` when there is no such letter; `n` when there is no such stream. When there are many more notes
 /// than letters, some are looked at, and those of letters that are gone are deleted: never so many at a time
@@ -75,7 +79,15 @@ local id = ARGV[1]
 local mark = redis.call('HGET', marks, id)
 if mark then return 'a' .. mark end
 if #redis.call('XRANGE', letters, id, id) == 0 then return 'g' end
-local new = redis.call('XADD', stream, 'NOMKSTREAM', '*', unpack(ARGV, 2))
+local first, payload = 2, KEYS[4]
+if payload then
+  redis.call('SET', payload, ARGV[3], 'PX', ARGV[2])
+  first = 4
+end
+local new = redis.pcall('XADD', stream, 'NOMKSTREAM', '*', unpack(ARGV, first))
+local refused = type(new) == 'table'
+if payload and (refused or not new) then redis.call('DEL', payload) end
+if refused then return new end
 if not new then return 'n' end
 local t = redis.call('TIME')
 redis.call('HSET', marks, id, string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000)) .. ' ' .. new)
@@ -87,11 +99,18 @@ if redis.call('HLEN', marks) > 2 * redis.call('XLEN', letters) + 1000 then
   end
 end
 return 'd' .. new",
-    sha1: "51b4f6ee3b823ea3ae09de39cd3cb4917ab0ac3c",
-    commands: "+eval +evalsha +time +hget +hset +hdel +hlen +hrandfield +xadd +xlen +xrange",
+    sha1: "99ee8915d8f03c87fd1297c48c36df200e1eaf4f",
+    commands: "+eval +evalsha +time +hget +hset +hdel +hlen +hrandfield +xadd +xlen +xrange +set +del",
 };
 
 impl DeadLetters {
+    /// Replays those as well whose bodies were kept apart and are lost, with an empty body and marked as such: the
+    /// header `streamlane-payload-missing` says how many bytes it had. Otherwise they are not replayed.
+    pub fn even_without_body(mut self) -> Self {
+        self.even_without_body = true;
+        self
+    }
+
     /// Refuses, with a configuration error, a topic whose partitions lie in several slots.
     pub(super) fn refuse_spread(&self) -> Result<()> {
         match self.shared.settings.topics.get(&self.topic) {
@@ -110,6 +129,9 @@ impl DeadLetters {
         letter: &DeadLetter,
         to: ReplayTo,
     ) -> Result<Replay> {
+        if letter.lost_body().is_some() && !self.even_without_body {
+            return Ok(Replay::PayloadMissing);
+        }
         let keys = &self.shared.keys;
         let (fields, stream) = match to {
             ReplayTo::EveryConsumerOfTheTopic => {
@@ -121,16 +143,23 @@ impl DeadLetters {
                 (fields_of_its_own(letter), stream)
             }
         };
-        let Some(fields) = fields else {
+        let Some(mut fields) = fields else {
             return Ok(Replay::Malformed);
         };
+        let payload = self.take_apart(letter, &mut fields);
         let answer = by_hash_first(|form| {
             let (name, script) = REPLAY.named(form);
             let mut cmd = redis::cmd(name);
-            cmd.arg(script).arg(3);
+            cmd.arg(script).arg(3 + usize::from(payload.is_some()));
             cmd.arg(keys.dead_letters(&self.topic, &self.consumer));
             cmd.arg(keys.dead_letters_meta(&self.topic, &self.consumer));
-            cmd.arg(&*stream).arg(letter.id.to_string());
+            cmd.arg(&*stream);
+            if let Some(payload) = &payload {
+                cmd.arg(&payload.key).arg(letter.id.to_string());
+                cmd.arg(payload.ttl_ms).arg(&payload.body[..]);
+            } else {
+                cmd.arg(letter.id.to_string());
+            }
             for (name, value) in &fields {
                 cmd.arg(&name[..]).arg(&value[..]);
             }
@@ -139,7 +168,7 @@ impl DeadLetters {
         let answer = answer.map_err(|e| {
             let letters = keys.dead_letters(&self.topic, &self.consumer);
             REPLAY
-                .saying_what_to_grant(e, &[&letters])
+                .saying_what_to_grant(e, &[&letters, &keys.payload(&self.topic)])
                 .during("replay a dead letter")
                 .on_key(&*stream)
         })?;
@@ -171,29 +200,86 @@ impl DeadLetters {
     }
 }
 
+impl DeadLetter {
+    /// What refers to a body that is kept apart, and so is lost: otherwise the letter had it.
+    pub(super) fn reference(&self) -> Option<&[u8]> {
+        let is_empty = self.field(b"b").is_some_and(<[u8]>::is_empty);
+        self.field(REFERENCE).filter(|_| is_empty)
+    }
+
+    /// That, if it is a proper one.
+    pub(super) fn lost_body(&self) -> Option<Reference> {
+        Reference::parse(self.reference()?)
+    }
+}
+
+/// A body that is to be kept apart.
+struct Payload<'a> {
+    key: Vec<u8>,
+    ttl_ms: u64,
+    body: Cow<'a, [u8]>,
+}
+
+impl DeadLetters {
+    /// Takes a body out of the fields that is to be kept apart: because it was, or because of its size.
+    fn take_apart<'a>(
+        &self,
+        letter: &DeadLetter,
+        fields: &mut Vec<Field<'a>>,
+    ) -> Option<Payload<'a>> {
+        let topic = self.shared.settings.topic(&self.topic);
+        let (_, body) = fields.iter_mut().rfind(|(name, _)| *name == b"b")?;
+        if body.is_empty() || !letter.was_apart && body.len() <= topic.most_inline() {
+            return None;
+        }
+        let reference = Reference::mint(body.len());
+        let payload = Payload {
+            key: [
+                self.shared.keys.payload(&self.topic).as_bytes(),
+                reference.id(),
+            ]
+            .concat(),
+            ttl_ms: clock::ceil_ms(topic.payload_ttl),
+            body: std::mem::take(body),
+        };
+        let reference = reference.encode(&mut [0; REFERENCE_MAX]).to_vec();
+        fields.push((REFERENCE, reference.into()));
+        Some(payload)
+    }
+}
+
 /// Name and value.
 type Field<'a> = (&'a [u8], Cow<'a, [u8]>);
 
 /// The fields of an entry of the consumer's own retry stream. `None` when they make no proper message.
 fn fields_of_its_own(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
-    letter.message_type()?;
-    letter.body()?;
     let own = Origin::anew(letter.partition, letter.first_id).pairs();
     let own = own
         .into_iter()
         .map(|(name, value)| (name.as_bytes(), value.into_bytes().into()));
-    let message = letter
-        .fields
-        .iter()
-        .map(|(name, value)| (&name[..], value.into()));
-    Some(own.chain(message).collect())
+    Some(own.chain(message(letter, Vec::new())?).collect())
 }
 
 /// The fields of the new message: those it had, and in its headers the id that it had first. `None` when they
 /// make no proper message.
 fn fields(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
+    let mut added = Vec::new();
+    // one that was replayed before keeps the first of all
+    let block = letter.field(b"h").unwrap_or_default();
+    if Headers::new(block).get(FIRST_ID).ok()?.is_none() {
+        added.push((FIRST_ID, letter.first_id.to_string()));
+    }
+    message(letter, added)
+}
+
+/// The fields of the message, with these headers and what says that it has lost its body. `None` when they make
+/// no proper message.
+fn message<'a>(letter: &'a DeadLetter, mut added: Vec<(&str, String)>) -> Option<Vec<Field<'a>>> {
     letter.message_type()?;
-    letter.body()?;
+    let lost = letter.lost_body();
+    if lost.is_none() && (letter.body().is_none() || letter.reference().is_some()) {
+        return None;
+    }
     let mut fields: Vec<_> = letter
         .fields
         .iter()
@@ -202,17 +288,24 @@ fn fields(letter: &DeadLetter) -> Option<Vec<Field<'_>>> {
     // Readers take the last field of a name.
     let at = fields.iter().rposition(|(name, _)| *name == b"h");
     let block = at.map_or(&b""[..], |at| &letter.fields[at].1);
-    let headers = Headers::new(block);
-    headers.check().ok()?;
-    if headers.get(FIRST_ID).ok()?.is_some() {
-        return Some(fields); // it was replayed before, and keeps the first of all
+    Headers::new(block).check().ok()?;
+    if let Some(lost) = lost {
+        added.push((PAYLOAD_MISSING, lost.len().to_string()));
+    }
+    if added.is_empty() {
+        return Some(fields);
     }
     let mut block = block.to_vec();
-    pack_one(&mut block, FIRST_ID.as_bytes());
-    pack_one(&mut block, letter.first_id.to_string().as_bytes());
+    for (name, value) in &added {
+        pack_one(&mut block, name.as_bytes());
+        pack_one(&mut block, value.as_bytes());
+    }
     match at {
         Some(at) => fields[at].1 = block.into(),
         None => fields.push((b"h", block.into())),
+    }
+    if lost.is_some() {
+        fields.retain(|(name, _)| name != REFERENCE);
     }
     Some(fields)
 }

@@ -57,13 +57,18 @@ impl Arena {
         true
     }
 
+    /// Forgets what was received behind the first `kept` bytes, as [`clear`](Self::clear) does.
+    pub(crate) fn truncate(&mut self, kept: usize) {
+        if cfg!(debug_assertions) {
+            self.bytes[kept..self.filled].fill(POISON);
+        }
+        self.filled = kept;
+    }
+
     /// Forgets what was received. In debug builds the old bytes are overwritten, so that a stale
     /// offset shows.
     pub(crate) fn clear(&mut self) {
-        if cfg!(debug_assertions) {
-            self.bytes[..self.filled].fill(POISON);
-        }
-        self.filled = 0;
+        self.truncate(0);
     }
 
     /// Gives memory back after a burst: nothing may be held in it.

@@ -3,13 +3,14 @@
 
 use crate::{
     net::resp::{Cursor, Head, Scan, Span, Stop},
-    wire::{Field, Headers, Malformed, StreamId},
+    wire::{Field, Headers, Malformed, REFERENCE, Reference, StreamId},
 };
 
 /// One message: its id, and where its parts lie in the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) id: StreamId,
+    /// Of one that is kept apart the reference, until it is [`here`](Body::Here).
     pub(crate) body: Span,
     pub(crate) message_type: Span,
     pub(crate) key: Span,
@@ -19,6 +20,18 @@ pub(crate) struct Record {
     /// How many entries of this read lie at or before it, left-out ones included.
     pub(crate) nth: u32,
     pub(crate) malformed: Option<Malformed>,
+    pub(crate) kept: Body,
+}
+
+/// Where the body of a message is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Body {
+    /// In the arena.
+    Here,
+    /// In a key of its own.
+    Apart,
+    /// It should be in a key of its own, and is not.
+    Missing,
 }
 
 /// Which message types a consumer wants; none named means all.
@@ -66,6 +79,8 @@ pub(crate) struct Index {
     last: Option<StreamId>,
     read: u32,
     nils: u32,
+    /// How many bodies were kept apart.
+    apart: u32,
     filtered: u32,
     /// The ids of entries that are no records, for whoever has to answer for each; `None` for who has not.
     aside: Option<Vec<(StreamId, Aside)>>,
@@ -111,6 +126,7 @@ impl Index {
             read: 0,
             nils: 0,
             filtered: 0,
+            apart: 0,
             aside: None,
         }
     }
@@ -134,6 +150,7 @@ impl Index {
         self.nils = 0;
         self.filtered = 0;
         self.aside.iter_mut().for_each(Vec::clear);
+        self.apart = 0;
     }
 
     pub(crate) fn records(&self) -> &[Record] {
@@ -147,6 +164,27 @@ impl Index {
     /// The entries that are no records, where they are kept.
     pub(crate) fn aside(&self) -> &[(StreamId, Aside)] {
         self.aside.as_deref().unwrap_or_default()
+    }
+
+    /// Whether there are messages whose bodies were kept apart when this was read.
+    pub(crate) fn has_apart(&self) -> bool {
+        self.apart > 0
+    }
+
+    /// What the message at `nth` says of where its body is, if that is not here; `bytes` are those it was read
+    /// from.
+    pub(crate) fn reference(&self, nth: usize, bytes: &[u8]) -> Option<Reference> {
+        let record = self.records.get(nth).filter(|r| r.kept != Body::Here)?;
+        Reference::parse(record.body.of(bytes))
+    }
+
+    /// Says where the body is that the message at `nth` refers to; `None` where there is none.
+    pub(crate) fn found(&mut self, nth: usize, body: Option<Span>) {
+        let record = &mut self.records[nth];
+        match body {
+            Some(body) => (record.body, record.kept) = (body, Body::Here),
+            None => record.kept = Body::Missing,
+        }
     }
 
     /// The last id read, wanted or not.
@@ -175,6 +213,8 @@ impl Index {
     ///
     /// When the bytes are not such an answer. Entries understood before stay understood, but nothing
     /// of a reply that is wrong somewhere should be believed.
+    // By itself, so that its registers are its own: what it is inlined into is large.
+    #[inline(never)]
     pub(crate) fn advance(
         &mut self,
         bytes: &[u8],
@@ -340,6 +380,7 @@ impl Index {
             pairs: fields as u32,
             nth: self.read + 1,
             malformed: None,
+            kept: Body::Here,
         };
         let mut seen = Seen::default();
         for _ in 0..fields {
@@ -359,7 +400,8 @@ impl Index {
                 }
                 Field::Key => r.key = value,
                 Field::Headers => seen.headers = Some(value),
-                Field::CorrelationId | Field::Traceparent | Field::Other => {}
+                // A reference is looked for where it means something.
+                Field::CorrelationId | Field::Traceparent | Field::Reference | Field::Other => {}
             }
         }
         if odd {
@@ -389,7 +431,39 @@ impl Index {
             None
         };
         self.records.push(r);
+        if r.body.len == 0 {
+            self.refer(bytes);
+        }
         Ok(())
+    }
+
+    /// Takes note of a reference to where the body is, in the last entry, whose body is empty.
+    #[cold]
+    #[inline(never)]
+    fn refer(&mut self, bytes: &[u8]) {
+        let Some(r) = self.records.last_mut() else {
+            return;
+        };
+        let mut c = Cursor::new(bytes, r.fields as usize);
+        let mut reference = None;
+        for _ in 0..r.pairs {
+            // The entry was scanned before: neither can be missing now.
+            let (Ok(name), Ok(value)) = (c.text(), c.text()) else {
+                return;
+            };
+            if name.is_some_and(|name| name.of(bytes) == REFERENCE) {
+                reference = value.or(Some(Span::default()));
+            }
+        }
+        let Some(reference) = reference.filter(|_| r.malformed.is_none()) else {
+            return;
+        };
+        if Reference::parse(reference.of(bytes)).is_none() {
+            r.malformed = Some(Malformed::Reference);
+            return;
+        }
+        (r.body, r.kept) = (reference, Body::Apart);
+        self.apart += 1;
     }
 }
 

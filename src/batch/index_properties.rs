@@ -7,6 +7,9 @@ use super::{
     *,
 };
 
+/// One that leads to a body, of those that these replies hold.
+const REFERENCE: &[u8] = b"0123456789abcdef0123456789abcdef 70000";
+
 /// The outcome of scanning a reply that arrives in pieces of these sizes, over and over.
 fn in_pieces(bytes: &[u8], sizes: &[usize]) -> Result<Option<(Vec<String>, u32)>, &'static str> {
     let mut index = Index::with_capacity(1);
@@ -133,16 +136,22 @@ fn by_the_rules(fields: &[(Vec<u8>, Vec<u8>)], odd: bool) -> String {
     {
         " Headers"
     } else {
-        ""
+        match last(b"x").filter(|_| last(b"b") == Some(b"")) {
+            None => "",
+            Some(REFERENCE) => " apart",
+            Some(_) => " Reference",
+        }
     };
     let text = |name| last(name).unwrap_or_default().escape_ascii().to_string();
-    format!("{}{why}", [text(b"b"), text(b"t"), text(b"k")].join(","))
+    let body = text(if why == " apart" { b"x" } else { b"b" });
+    format!("{}{why}", [body, text(b"t"), text(b"k")].join(","))
 }
 
 fn some_text() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         20 => vec(any::<u8>(), 0..20).prop_map(bulk),
         1 => vec(any::<u8>(), 90..1200).prop_map(bulk),
+        3 => select(vec![&b""[..], REFERENCE]).prop_map(bulk),
         1 => Just(b"+OK\r\n".to_vec()),
         1 => Just(b"$-1\r\n".to_vec()),
         1 => Just(b"_\r\n".to_vec()),

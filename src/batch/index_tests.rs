@@ -56,6 +56,7 @@ pub(super) fn told(bytes: &[u8], index: &Index) -> Vec<String> {
         .map(|r| {
             let parts = [r.body, r.message_type, r.key].map(text);
             let why = r.malformed.map_or(String::new(), |m| format!(" {m:?}"));
+            let why = why + if r.kept == Body::Here { "" } else { " apart" };
             format!("{} #{} {}{why}", r.id, r.nth, parts.join(","))
         })
         .collect()
@@ -248,6 +249,52 @@ fn entries_that_are_no_messages_are_told_apart_and_stay_in_place() {
     let nil = || b"$-1\r\n".to_vec();
     let nils = array(&[nil(), nil(), bulk("b"), nil(), bulk("t"), bulk("T")]);
     reads(&nested(&[array(&[bulk("2-0"), nils])]), &["2-0 #1 ,T,"]);
+}
+
+#[test]
+fn a_body_that_is_kept_apart_is_noticed_and_a_broken_reference_is_not_followed() {
+    let good = &format!("{:032} 70000", 7);
+    let apart = format!("1-0 #1 {good},T,K apart");
+    let of = |body, reference| entry("1-0", &["b", body, "t", "T", "k", "K", "x", reference]);
+    for (entry, want) in [
+        (of("", good), &*apart),
+        (
+            entry("1-0", &["x", "?", "x", good, "t", "T", "b", "", "k", "K"]),
+            &apart,
+        ),
+        (of("", ""), "1-0 #1 ,T,K Reference"),
+        (of("", "re:x:{other}:1 70000"), "1-0 #1 ,T,K Reference"),
+        // somebody else's field, and no body at all
+        (of("B", good), "1-0 #1 B,T,K"),
+        (of("B", "?"), "1-0 #1 B,T,K"),
+        (
+            entry("1-0", &["t", "T", "k", "K", "x", good]),
+            "1-0 #1 ,T,K NoBody",
+        ),
+        (entry("1-0", &["b", "", "x", good]), "1-0 #1 ,, NoType"),
+    ] {
+        let reply = nested(&[entry]);
+        reads(&reply, &[want]);
+        let mut index = scan(&reply).unwrap();
+        assert_eq!(index.has_apart(), want == apart);
+        let reference = index.reference(0, &reply);
+        assert_eq!(
+            reference.map(Reference::len),
+            (want == apart).then_some(70_000)
+        );
+        assert!(index.reference(1, &reply).is_none());
+        index.clear(0);
+        assert!(!index.has_apart());
+    }
+    let mut index = scan(&nested(&[of("", good)])).unwrap();
+    index.found(0, None);
+    assert_eq!(index.records()[0].kept, Body::Missing);
+    let body = Span { at: 9, len: 70_000 };
+    index.found(0, Some(body));
+    assert_eq!(
+        (index.records()[0].kept, index.records()[0].body),
+        (Body::Here, body)
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod scratch;
 mod view;
 
 pub(crate) use arena::{Arena, ArenaPool};
-pub(crate) use index::{Aside, Filter, Index, Progress, Record};
+pub(crate) use index::{Aside, Body, Filter, Index, Progress, Record};
 pub(crate) use scratch::emptied;
 pub use scratch::{Json, Scratch};
 pub(crate) use view::Context;

@@ -319,7 +319,7 @@ impl<'a> Message<'a> {
         Text(self.record.message_type.of(self.arena))
     }
 
-    /// The payload, byte for byte as it was published.
+    /// The payload, byte for byte as it was published, wherever it was kept.
     pub fn body(&self) -> &'a [u8] {
         self.record.body.of(self.arena)
     }
@@ -346,7 +346,8 @@ impl<'a> Message<'a> {
         self.headers().max_attempts()
     }
 
-    /// Every field of the entry as it is stored, unknown and repeated ones included.
+    /// Every field of the entry as it is stored, unknown and repeated ones included. Of a body that is kept apart
+    /// (`ClaimCheck`) that is an empty `b` and an `x`; [`body`](Self::body) is the body itself.
     pub fn fields(&self) -> Fields<'a> {
         Fields {
             cursor: Cursor::new(self.arena, self.record.fields as usize),
@@ -356,7 +357,7 @@ impl<'a> Message<'a> {
     }
 
     /// What keeps the entry from being a proper message: a missing body or type, a dangling field, a
-    /// broken header block. Message handlers never see such a message (it goes straight to the error
+    /// broken header block or reference. Message handlers never see such a message (it goes straight to the error
     /// policy); batch handlers do, in its place.
     pub fn malformed(&self) -> Option<Malformed> {
         self.record.malformed

@@ -13,7 +13,7 @@ use crate::{
     Action, Batch, BatchHandler, Failure, HandlerResult, LaneState, Message, MessageHandler,
     OnError,
     backoff::BlockLadder,
-    batch::Record,
+    batch::{Body, Record},
     clock,
     error::{Error, ErrorKind},
     monitor::count,
@@ -26,6 +26,7 @@ use crate::{
 use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     park::Failures,
+    payloads::missing,
     progress::{Before, Progress},
     resets::RESET,
 };
@@ -76,14 +77,10 @@ impl<P: Progress> Lane<P> {
         let mut start = 0;
         let mut attempts = Attempts::default();
         while start < total {
-            let mut now_ms = clock::coarse_ms();
-            let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
-            if called || !self.plan.fence.holds_at(now_ms) {
-                match self.heed_signals() {
-                    Flow::On => {}
-                    away => return away,
-                }
-            }
+            let mut now_ms = match self.make_ready(start, attempts.made) {
+                Ok(now_ms) => now_ms,
+                Err(away) => return away,
+            };
             if !self.progress.is_calm() {
                 match P::admit(self, start) {
                     Flow::On => {}
@@ -176,6 +173,27 @@ impl<P: Progress> Lane<P> {
         Flow::On
     }
 
+    /// Sees to it that the message at `start`, which has been handed over so often, has its body, if there is one,
+    /// and that nothing calls the lane away. Returns the coarse time.
+    #[inline]
+    fn make_ready(&mut self, start: usize, made: u32) -> Result<u64, Flow> {
+        if self.reader.waits_for_body(start) || made > 0 && self.lacks_body(start) {
+            match self.fetch(start) {
+                Flow::On => {}
+                away => return Err(away),
+            }
+        }
+        let now_ms = clock::coarse_ms();
+        let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
+        if called || !self.plan.fence.holds_at(now_ms) {
+            match self.heed_signals() {
+                Flow::On => {}
+                away => return Err(away),
+            }
+        }
+        Ok(now_ms)
+    }
+
     /// A call ended when a reset waited, or when the partition was another's: it was about what does not
     /// count here any more, so its result moves no position and no policy looks at it.
     fn count_out(&mut self, result: HandlerResult, called: &Called) {
@@ -203,9 +221,13 @@ impl<P: Progress> Lane<P> {
             progress,
             ..
         } = self;
-        let (bytes, records) = (reader.bytes(), &reader.records()[start..]);
+        let (bytes, records) = (reader.bytes(), reader.ready_from(start));
         let records = &records[..progress.together(plan, start, records.len())];
         let (result, handed, done) = match handler {
+            _ if records[0].kept == Body::Missing => {
+                let message = Message::new(bytes, &records[0], context);
+                (Ok(Err(missing(&message))), 1, None)
+            }
             Handler::Batches(h) => {
                 let progress = RefCell::new(progress);
                 let finish = |r: &Record| {
@@ -367,7 +389,12 @@ impl<P: Progress> Lane<P> {
             Some(done) => done,
         };
         let record = self.reader.records()[called.start..][..called.handed].get(nth);
-        record.is_some_and(|r| r.malformed.is_some())
+        record.is_some_and(|r| r.malformed.is_some() || r.kept == Body::Missing)
+    }
+
+    /// Whether the body of a message is known to be missing.
+    fn lacks_body(&self, nth: usize) -> bool {
+        self.reader.records()[nth].kept == Body::Missing
     }
 
     /// How often what a failed call concerns may be handed over again.

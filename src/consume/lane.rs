@@ -133,6 +133,8 @@ pub(crate) struct Seat {
     pub(crate) consumer: Arc<str>,
     pub(crate) partition: u32,
     pub(crate) key: Box<[u8]>,
+    /// What the keys of its payloads begin with.
+    pub(crate) payloads: Box<[u8]>,
     pub(crate) client_name: String,
     pub(crate) interrupt: Arc<Interrupt>,
     pub(crate) monitor: Arc<Monitor>,
@@ -206,7 +208,8 @@ impl<P: Progress> Lane<P> {
             plan.pool.clone(),
             seat.key.clone(),
             progress.start(),
-        );
+        )
+        .with_payloads(seat.payloads.clone());
         Self {
             name: seat.to_string().into(),
             handler: (plan.factory)(partition),
@@ -285,7 +288,14 @@ impl<P: Progress> Lane<P> {
     /// Hands over what was read, with the next request under way meanwhile if there is more to come.
     fn take(&mut self, full: bool) -> Flow {
         // Between two reads nothing is outstanding, which is when the stream is looked at.
-        let ahead = self.plan.read_ahead && full && self.progress.may_read_ahead();
+        let mut ahead = self.plan.read_ahead && full && self.progress.may_read_ahead();
+        if ahead && !self.reader.is_ready() {
+            match self.fetch(0) {
+                Flow::On => {}
+                away => return away,
+            }
+            ahead = self.reader.is_ready(); // or the next bodies would be asked for behind it
+        }
         if ahead && self.reader.is_connected() {
             // A failure shows at the next receive, which is where failures are dealt with.
             let _ = self.reader.request(&[], false);
@@ -382,6 +392,10 @@ impl<P: Progress> Lane<P> {
             let seconds = trouble.since.elapsed().as_secs_f64();
             log::log!(level, "{self}: reads again after {seconds:.1} s");
         }
+    }
+
+    pub(super) fn is_in_trouble(&self) -> bool {
+        self.trouble.is_some()
     }
 
     /// Reports what keeps the lane from reading and waits as long as is sensible before it tries again.

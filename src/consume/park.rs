@@ -9,7 +9,7 @@ use std::{
 use crate::{
     Message, Persist, Result, StreamId,
     backoff::exponential,
-    batch::Record,
+    batch::{Body, Record},
     clock,
     error::{Error, ErrorKind},
     monitor::count,
@@ -21,6 +21,7 @@ use crate::{
 use super::{
     fenced::Fate,
     lane::{Flow, Lane},
+    payloads::letter_fields,
     positions::Positions,
     progress::Progress,
     store::Parked,
@@ -60,6 +61,17 @@ pub(crate) struct Failures<'a> {
     pub(crate) error: &'a str,
     /// Why it is given up, where it is a proper message.
     pub(crate) reason: DeadLetterReason,
+}
+
+impl Failures<'_> {
+    /// Why this message, of those that failed, is given up.
+    pub(crate) fn reason_for(&self, record: &Record) -> DeadLetterReason {
+        match record.malformed {
+            Some(_) => DeadLetterReason::Malformed,
+            None if record.kept == Body::Missing => DeadLetterReason::PayloadMissing,
+            None => self.reason,
+        }
+    }
 }
 
 impl<P: Progress> Lane<P> {
@@ -115,10 +127,7 @@ impl Lane<Positions> {
     /// takes to be stored.
     pub(super) fn park(&mut self, index: usize, failures: &Failures<'_>) -> Flow {
         let record = self.reader.records()[index];
-        let reason = match record.malformed {
-            Some(_) => DeadLetterReason::Malformed,
-            None => failures.reason,
-        };
+        let reason = failures.reason_for(&record);
         loop {
             match self.heed_signals() {
                 Flow::On => {}
@@ -155,12 +164,11 @@ impl Lane<Positions> {
             version: 0,
         };
         // So that the connection may be borrowed beside them.
-        let (fields, first) = {
+        let (fields, payload, first) = {
             let message = Message::new(self.reader.bytes(), record, &self.context);
-            let own = |(name, value): (&[u8], &[u8])| (name.to_vec(), value.to_vec());
-            let fields: Vec<_> = message.fields().take(MOST_FIELDS).map(own).collect();
+            let (fields, payload) = letter_fields(&message, record);
             let header = message.headers().get(FIRST_ID).ok().flatten();
-            (fields, header.and_then(StreamId::parse))
+            (fields, payload, header.and_then(StreamId::parse))
         };
         let fields: Vec<_> = fields.iter().map(|(n, v)| (&n[..], &v[..])).collect();
         let parked = Parked {
@@ -174,7 +182,8 @@ impl Lane<Positions> {
                 error: failures.error,
                 consumer: &self.context.consumer,
                 reason,
-                omitted: (record.pairs as usize).saturating_sub(fields.len()),
+                omitted: (record.pairs as usize).saturating_sub(MOST_FIELDS),
+                payload: payload.as_deref(),
             },
             fields: &fields,
             position: keeps_positions.then_some(position),

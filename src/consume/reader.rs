@@ -18,6 +18,9 @@ use crate::{
 };
 
 use super::sizing::Sizing;
+use payloads::Payloads;
+
+mod payloads;
 
 /// How a lane reads; fixed at its start.
 #[derive(Clone, Debug)]
@@ -98,6 +101,7 @@ pub(crate) struct Reader {
     pool: ArenaPool,
     arena: Arena,
     index: Index,
+    payloads: Payloads,
     key: Box<[u8]>,
     /// The constant part of the request, for so many entries and milliseconds; `None`: it waits for nothing.
     head: Vec<u8>,
@@ -143,6 +147,7 @@ impl Reader {
                 }
             },
             arena: pool.take(),
+            payloads: Payloads::default(),
             sizing,
             plan,
             target,
@@ -395,6 +400,7 @@ impl Reader {
         let (read, bytes) = (self.index.read(), self.arena.received().len());
         self.sizing.learn(read, bytes);
         self.watch_size(bytes);
+        self.heed_payloads();
         let Some(last) = self.index.last() else {
             self.given_before = false;
             return Ok(Brought::Nothing);
@@ -426,33 +432,9 @@ impl Reader {
     /// One receive for the reply whose place is `at`. Its first may wait as long as the read does, the
     /// others only for what is on its way.
     fn fill(&mut self, at: usize, began: &mut Option<Instant>) -> Result<()> {
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::new(ErrorKind::Io, "read", "not connected"));
-        };
         let partial = self.arena.received().len() > at;
-        if partial {
-            began.get_or_insert_with(clock::now);
-            if self.plan.is_late(*began) {
-                return Err(
-                    Error::new(ErrorKind::Timeout, "read", "a reply came too slowly")
-                        .on_key(&self.key)
-                        .at(self.target.endpoint()),
-                );
-            }
-        }
-        let room = self.arena.room();
-        // The rest of a reply is on its way already.
-        let spin = if partial {
-            Duration::ZERO
-        } else {
-            self.plan.spin
-        };
-        let received = connection.recv(room, spin, self.plan.patience());
-        match received {
-            Ok(n) => {
-                self.arena.filled(n);
-                Ok(())
-            }
+        match self.receive_more(partial, began, self.plan.patience()) {
+            Ok(()) => Ok(()),
             Err(e) => {
                 // Servers end connections whose replies outgrow their output limits, most often before
                 // the first byte. A connection lost for another reason costs a few smaller reads.
@@ -518,6 +500,7 @@ impl Reader {
         );
         self.sizing.learn(read, bytes);
         self.cursor = self.index.last().unwrap_or(self.cursor);
+        self.heed_payloads();
         self.disconnect();
         Brought::Entries { full: false }
     }

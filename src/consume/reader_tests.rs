@@ -1,7 +1,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::testing::{Answer, Reply, Stub};
+use crate::{
+    batch::Body,
+    testing::{Answer, Reply, Stub},
+};
 
 const LONG: Duration = Duration::from_secs(20);
 const MB: usize = 1024 * 1024;
@@ -370,4 +373,145 @@ fn silence_and_half_a_reply_end_in_an_error_that_names_the_key() {
         assert_eq!((e.kind(), e.key()), (kind, Some("s")), "{e}");
         assert_eq!(r.cursor(), StreamId::MIN);
     }
+}
+
+/// The reference of a body of so many bytes; each has an id of its own.
+fn reference(n: u64, bytes: usize) -> String {
+    format!("{n:032x} {bytes}")
+}
+
+/// An entry `n-0` whose body of so many bytes is kept apart.
+fn apart(n: u64, bytes: usize) -> (StreamId, Reply) {
+    let id = StreamId::new(n, 0);
+    let reference = reference(n, bytes);
+    let fields = ["b", "", "t", "T", "k", "K", "x", &reference];
+    let fields = Reply::Array(fields.map(Reply::bulk).to_vec());
+    (id, Reply::Array(vec![Reply::bulk(id.to_string()), fields]))
+}
+
+/// A server of these entries, and of the payloads of all but those that are named: as many bytes as it is asked
+/// for, all of them the last digit of the message's number.
+fn with_payloads(entries: Vec<(StreamId, Reply)>, without: &'static [u64]) -> Stub {
+    Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" => Answer::Reply(read(&entries, args)),
+        b"GETRANGE" => {
+            let id = args[1].strip_prefix(b"re:x:{t}:").unwrap();
+            let n = u64::from_str_radix(std::str::from_utf8(id).unwrap(), 16).unwrap();
+            let bytes: usize = std::str::from_utf8(&args[3]).unwrap().parse().unwrap();
+            let body = vec![b'0' + (n % 10) as u8; bytes];
+            Answer::Reply(Reply::bulk(if without.contains(&n) {
+                &[][..]
+            } else {
+                &body
+            }))
+        }
+        _ => Answer::Usual,
+    })
+    .unwrap()
+}
+
+/// Goes through the last read as a lane does, and returns the bodies, or what they begin with, of what could be
+/// handed over at a time.
+fn handed(r: &mut Reader) -> Vec<String> {
+    let (mut start, mut all) = (0, Vec::new());
+    while start < r.records().len() {
+        if r.waits_for_body(start) {
+            r.fetch(start).unwrap();
+        }
+        let records = r.ready_from(start);
+        let told = records.iter().map(|record| match record.kept {
+            Body::Here => {
+                let body = record.body.of(r.bytes());
+                assert!(body.iter().all(|b| *b == body[0]));
+                char::from(body[0])
+            }
+            Body::Apart => '?',
+            Body::Missing => '-',
+        });
+        all.push(told.collect());
+        start += records.len();
+    }
+    all
+}
+
+#[test]
+fn bodies_that_are_kept_apart_are_fetched_as_many_as_a_batch_may_hold() {
+    const KB: usize = 1024;
+    let all = vec![
+        apart(1, 20 * KB),
+        apart(2, 20 * KB),
+        entry(3, 10),
+        apart(4, 24 * KB),
+        apart(5, KB),
+        apart(6, MB),
+        entry(7, 10),
+        apart(8, 40 * KB),
+        apart(9, 40 * KB),
+        entry(10, 10),
+    ];
+    let stub = with_payloads(all, &[]);
+    let mut r = reader(&stub, plan()).with_payloads(b"re:x:{t}:"[..].into());
+    assert!(matches!(once(&mut r).unwrap(), Brought::Entries { .. }));
+    assert!(!r.is_ready() && r.waits_for_body(0));
+    assert_eq!(handed(&mut r), ["12x4", "5", "6x", "8", "9x"]);
+    assert!(r.is_ready());
+    assert!(r.arena.capacity() < MB + 128 * KB, "one window at a time");
+    let asked = stub
+        .seen()
+        .iter()
+        .filter(|s| s.name() == "GETRANGE")
+        .count();
+    assert_eq!(asked, 7, "each once");
+    assert_eq!(once(&mut r).unwrap(), Brought::Nothing);
+    assert!(r.is_ready());
+    for _ in 0..=SMALL_IN_A_ROW {
+        once(&mut r).unwrap();
+    }
+    assert_eq!(r.arena.capacity(), r.plan.arena_bytes(), "given back");
+}
+
+#[test]
+fn a_missing_body_is_by_itself_and_costs_its_neighbours_nothing() {
+    let all = (1..=6).map(|n| apart(n, 2000)).collect();
+    let stub = with_payloads(all, &[1, 4, 6]);
+    let mut r = reader(&stub, plan()).with_payloads(b"re:x:{t}:"[..].into());
+    once(&mut r).unwrap();
+    assert_eq!(handed(&mut r), ["-", "23", "-", "5", "-"]);
+}
+
+#[test]
+fn an_answer_that_is_no_payload_is_an_error_and_is_asked_for_again() {
+    let entries = vec![apart(1, 2000)];
+    let odd = AtomicUsize::new(0);
+    let stub = Stub::start(move |args, _| match &args[0][..] {
+        b"XREAD" => Answer::Reply(read(&entries, args)),
+        b"GETRANGE" => match odd.fetch_add(1, Ordering::Relaxed) {
+            0 => Answer::Bytes(b"$99999999\r\nx".to_vec()),
+            1 => Answer::Reply(Reply::Array(vec![Reply::bulk("x")])),
+            2 => Answer::Bytes(b"-LOADING wait\r\n".to_vec()),
+            3 => Answer::Half([&b"$2000\r\n"[..], &[b'x'; 2000]].concat()),
+            _ => Answer::Reply(Reply::bulk([b'1'; 2000])),
+        },
+        _ => Answer::Usual,
+    })
+    .unwrap();
+    let mut r = reader(&stub, plan()).with_payloads(b"re:x:{t}:"[..].into());
+    once(&mut r).unwrap();
+    let mut failed = Vec::new();
+    while let Err(e) = r.fetch(0) {
+        assert!(e.to_string().contains("kept apart"), "{e}");
+        if !e.keeps_connection() {
+            r.disconnect();
+            r.connect().unwrap();
+        }
+        failed.push(e.kind());
+    }
+    let expected = [
+        ErrorKind::Protocol,
+        ErrorKind::Protocol,
+        ErrorKind::Server,
+        ErrorKind::Io,
+    ];
+    assert_eq!(failed, expected);
+    assert_eq!(handed(&mut r), ["1"]);
 }

@@ -20,11 +20,13 @@ impl Seats {
     /// A lane that reads another stream than that of a partition, which its connections are called by.
     pub(crate) fn seat_at(&self, lane: u32, key: &str, name: &str) -> Seat {
         let (topic, consumer) = (&self.topic, &self.consumer);
+        let tag = if self.co_located { topic } else { key };
         Seat {
             topic: Arc::clone(topic),
             consumer: Arc::clone(consumer),
             partition: lane,
             key: key.as_bytes().into(),
+            payloads: self.keys.payload(tag).into_bytes().into(),
             client_name: client_name(&["streams-rd", topic, consumer, name, &self.pod]),
             interrupt: Arc::default(),
             monitor: Arc::default(),

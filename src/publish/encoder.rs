@@ -12,10 +12,10 @@ use crate::{
     Error, Result, StreamId, Trim,
     error::{ErrorKind, Outcome},
     net::resp::{self, Head},
-    wire::{Entry, partition_of, partition_of_hash},
+    wire::{Entry, Keys, partition_of, partition_of_hash},
 };
 
-use super::{Count, Outgoing, PublishPlan, StreamKeys};
+use super::{Count, Outgoing, PublishPlan, StreamKeys, payload::Payloads};
 
 /// Turns messages into commands. It never changes: it is made anew when the topic has grown.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub(super) struct Encoder {
     heads: Vec<Vec<u8>>,
     /// What each partition's dedupe markers begin with.
     markers: Vec<Box<[u8]>>,
+    payloads: Payloads,
     /// How many messages were stored, by partition.
     stored: Vec<Arc<AtomicU64>>,
 }
@@ -54,9 +55,14 @@ impl Encoder {
             head.extend_from_slice(&trim);
             head
         };
-        let marker = |key: &[u8]| plan.keys.once(&tag(plan, key)).into_bytes().into();
+        let beside = |prefix: fn(&Keys, &str) -> String| {
+            let of = |key: &[u8]| prefix(&plan.keys, &tag(plan, key)).into_bytes().into();
+            streams.iter().map(|key| of(key)).collect()
+        };
+        let (most_inline, ttl) = (plan.settings.most_inline(), plan.settings.payload_ttl);
         Self {
-            markers: streams.iter().map(|key| marker(key)).collect(),
+            markers: beside(Keys::once),
+            payloads: Payloads::new(most_inline, ttl, || beside(Keys::payload)),
             heads: streams.iter().map(|key| head(key)).collect(),
             stored: plan.counts.stored(streams.len()),
             plan: Arc::clone(plan),
@@ -86,6 +92,15 @@ impl Encoder {
     /// What the marker of a dedupe id in this partition begins with; the id follows.
     pub(super) fn marker_prefix(&self, partition: u32) -> &[u8] {
         &self.markers[partition as usize]
+    }
+
+    pub(super) fn payloads(&self) -> &Payloads {
+        &self.payloads
+    }
+
+    /// What the key of every payload begins with.
+    pub(super) fn payload_family(&self) -> String {
+        format!("{}x:", self.plan.keys.prefix())
     }
 
     /// What every marker begins with.
@@ -138,6 +153,16 @@ impl Encoder {
         out.extend_from_slice(&self.heads[partition as usize]);
     }
 
+    /// The arguments after an XADD's key, up to the `*` that asks for an id.
+    pub(super) fn trim(&self) -> &[u8] {
+        &self.trim
+    }
+
+    /// How many these are.
+    pub(super) fn trim_args(&self) -> usize {
+        self.trim_args
+    }
+
     /// How many arguments [`after_key`](Self::after_key) adds.
     pub(super) fn args_after_key(&self, entry: &Entry<'_>) -> usize {
         self.trim_args + 2 * entry.pair_count()
@@ -155,7 +180,7 @@ impl Encoder {
         let id = match head {
             Head::Text(_) => StreamId::parse(text).ok_or("the reply is no stream id"),
             Head::Error(_) => {
-                let e = Error::server("publish", text);
+                let e = self.refused(Error::server("publish", text));
                 return Err(self.about(e, partition));
             }
             _ => Err("the reply is no id"),
@@ -199,6 +224,7 @@ fn tag<'a>(plan: &'a PublishPlan, stream: &'a [u8]) -> Cow<'a, str> {
 }
 
 /// Adds the fields of an entry, names and values.
+#[inline]
 pub(super) fn fields(out: &mut Vec<u8>, entry: &Entry<'_>) {
     entry.each_pair(|name, value| resp::pair(out, *name, value));
 }

@@ -19,6 +19,7 @@ use super::{
     Encoder, Outgoing, Packing, PublishPlan,
     link::{Link, is_over},
     once::{check_marker, check_ttl},
+    payload::KeptApart,
 };
 
 /// Publishes to a topic what comes of the messages of ordered sources, exactly once in effect: a message
@@ -53,6 +54,9 @@ use super::{
 /// # drop(consumer);
 /// # Ok(()) }
 /// ```
+///
+/// What is forwarded are the messages given, so a large body is kept apart or not as the target's `ClaimCheck`
+/// has it, wherever it came from, and lives for the target's `PayloadTtlSeconds`.
 ///
 /// Cheap to clone; threads share one connection and take turns. Peers of other languages share marks and
 /// markers.
@@ -147,9 +151,10 @@ const MARKER_TTL: Duration = Duration::from_hours(7 * 24);
 /// Whose marks they are unless set otherwise.
 const NAME: &str = "forward";
 
-/// Keys: the marks, the marker, then the stream of each message. Arguments: the source, the position, the
-/// milliseconds to keep the marker for, then for each message how many arguments follow, and what follows
-/// the key in its XADD. Answers with a word for what happened, and ids.
+/// Keys: the marks, the marker, the payload of each message whose body is kept apart, then the stream of each
+/// message. Arguments: the source, the position, the milliseconds to keep the marker for, how many payloads
+/// there are and how many milliseconds they live, the bodies, then for each message how many arguments follow,
+/// and what follows the key in its XADD. Answers with a word for what happened, and ids.
 ///
 /// Ids are compared as text, by the length of their halves first: numbers would lose their last digits. A
 /// mark that is no id is below everything. Mark and marker are written before the messages, so that
@@ -169,16 +174,20 @@ if ms and not less(ms, at) and (ms ~= at or not less(seq, nth)) then
     if seen or (ms == at and seq == nth) then return {'already'} end
     return {'behind', mark}
 end
+local payloads = tonumber(ARGV[4])
+if not seen then
+    for k = 1, payloads do redis.call('SET', KEYS[2 + k], ARGV[5 + k], 'PX', ARGV[5]) end
+end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 if seen then return {'already'} end
 redis.call('SET', KEYS[2], '', 'PX', ARGV[3])
-local done, i = {'forwarded'}, 4
-for k = 3, #KEYS do
+local done, i = {'forwarded'}, 6 + payloads
+for k = 3 + payloads, #KEYS do
     local n = tonumber(ARGV[i])
     local id = redis.pcall('XADD', KEYS[k], unpack(ARGV, i + 1, i + n))
     if type(id) == 'table' then
-        for d = 2, #done do redis.call('XDEL', KEYS[d + 1], done[d]) end
-        redis.call('DEL', KEYS[2])
+        for d = 2, #done do redis.call('XDEL', KEYS[payloads + d + 1], done[d]) end
+        redis.call('DEL', unpack(KEYS, 2, 2 + payloads))
         if mark then
             redis.call('HSET', KEYS[1], ARGV[1], mark)
         else
@@ -190,7 +199,7 @@ for k = 3, #KEYS do
     i = i + n + 1
 end
 return done",
-    sha1: "d23642d02868381d14dd424874363792566ae3da",
+    sha1: "bee5e4847bc59094b717b8e16a5fb83383ff46f2",
     commands: "+eval +evalsha +hget +hset +hdel +exists +set +del +xadd +xdel",
 };
 
@@ -365,8 +374,13 @@ impl Desk {
             }
         });
         let answer = answer.map_err(|e| {
-            let prefixes = [&*plan.keys.dedupe(&plan.topic), &*forwarder.marks];
-            FORWARD.saying_what_to_grant(e, &prefixes)
+            let prefixes = [
+                &*plan.keys.dedupe(&plan.topic),
+                &*forwarder.marks,
+                &*plan.keys.payload(&plan.topic),
+            ];
+            let prefixes = &prefixes[..if plan.settings.claim_check { 3 } else { 2 }];
+            FORWARD.saying_what_to_grant(e, prefixes)
         })?;
         let forwarding = judge(answer, messages.len())?;
         for p in &routes {
@@ -389,27 +403,29 @@ impl Desk {
         routes: &[u32],
     ) -> Result<()> {
         let plan = &forwarder.shared.plan;
-        let mut appends = Vec::new();
-        let mut args = 3;
-        for m in messages {
+        let (mut appends, mut payloads) = (Vec::new(), KeptApart::default());
+        let mut args = 5;
+        for (m, p) in messages.iter().zip(routes) {
             let entry = plan.entry(m, &mut self.packing)?;
-            let n = encoder.args_after_key(&entry);
-            resp::arg_number(&mut appends, n as u64);
-            encoder.after_key(&mut appends, &entry);
-            args += 1 + n;
+            args += 1 + encoder.numbered(&mut appends, &mut payloads, &entry, *p);
         }
         let out = self.link.out();
         out.clear();
-        FORWARD.begin(out, form, 2 + messages.len(), args);
+        let keys = 2 + payloads.n + messages.len();
+        FORWARD.begin(out, form, keys, args + payloads.n);
         resp::arg(out, forwarder.marks.as_bytes());
         let prefix = plan.keys.dedupe(&plan.topic);
         resp::arg_joined(out, prefix.as_bytes(), &source.dedupe_id);
+        out.extend_from_slice(&payloads.keys);
         for p in routes {
             resp::arg(out, encoder.stream(*p));
         }
         resp::arg(out, source.name.as_bytes());
         resp::arg(out, source.position.to_string().as_bytes());
         resp::arg_number(out, clock::ceil_ms(forwarder.marker_ttl));
+        resp::arg_number(out, payloads.n as u64);
+        resp::arg_number(out, encoder.payloads().ttl_ms());
+        out.extend_from_slice(&payloads.bodies);
         out.extend_from_slice(&appends);
         Ok(())
     }

@@ -112,7 +112,7 @@ impl Link {
         let published = match dedupe {
             None => {
                 self.out.clear();
-                encoder.xadd(&mut self.out, &entry, partition);
+                encoder.append(&mut self.out, &entry, partition);
                 self.exchange(&encoder, route, by)
             }
             Some(dedupe) => by_hash_first(|form| {
@@ -251,7 +251,7 @@ impl Link {
             Form::Whole
         };
         match dedupe {
-            None => encoder.xadd(&mut self.out, &entry, partition),
+            None => encoder.append(&mut self.out, &entry, partition),
             Some(dedupe) => encoder.once(&mut self.out, &entry, dedupe, partition, form),
         }
         Ok(Route { partition, once })

@@ -275,7 +275,7 @@ impl<'a, P: Publish> Draft<'a, P> {
     /// - its partition is chosen now, as for any other message: a topic that grows until then does not move
     ///   it. So is `MaxLen`, to which its partition is trimmed when it is published.
     /// - what is kept counts for nobody's `MaxLen`: it takes memory of the server until it is due, and
-    ///   nothing else bounds it.
+    ///   nothing else bounds it. Its body is with it, however large, and is not kept apart (`ClaimCheck`) later.
     /// - one that cannot be published when it is due, because its partition's key holds something else, say,
     ///   is put off by a minute, again and again, and is an error in the log. The others go on.
     ///

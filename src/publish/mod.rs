@@ -18,6 +18,7 @@ mod message;
 mod once;
 mod outbox;
 mod partitions;
+mod payload;
 mod plan;
 mod publisher;
 mod state_store;
@@ -50,7 +51,9 @@ use {counts::Count, encoder::Encoder, plan::Packing};
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{bucket, ensure::RAISE, forwarder::FORWARD, idempotency, once::ONCE};
+    use super::{
+        bucket, ensure::RAISE, forwarder::FORWARD, idempotency, once::ONCE, payload::APART,
+    };
     use crate::testing::PrivateServer;
 
     #[test]
@@ -59,7 +62,7 @@ mod tests {
         let [complete, release] = idempotency::SCRIPTS;
         let [due, schedule, cancel] = [&bucket::MOVE, &bucket::SCHEDULE, &bucket::CANCEL];
         for script in [
-            &ONCE, &FORWARD, &RAISE, complete, release, due, schedule, cancel,
+            &APART, &ONCE, &FORWARD, &RAISE, complete, release, due, schedule, cancel,
         ] {
             let known = server.command(&["SCRIPT", "LOAD", script.text]).unwrap();
             assert_eq!(known.text(), script.sha1, "{}", script.text);

@@ -79,7 +79,8 @@ pub(super) fn check_ttl(operation: &'static str, ttl: Duration) -> Result<()> {
     Err(Error::new(ErrorKind::Argument, operation, why))
 }
 
-/// Keys: the stream, the marker. Arguments: the milliseconds to remember it for, then what follows the
+/// Keys: the stream, the marker, and the payload where the body is kept apart. Arguments: the milliseconds to
+/// remember it for; with a payload, the milliseconds that it lives, and the body; then what follows the
 /// key in XADD. What may be refused is refused before anything is appended: the marker is written empty
 /// first, and an empty one counts as none. Ids stay text throughout: numbers would lose their last
 /// digits. A server without memory refuses the script as it does an XADD.
@@ -88,10 +89,19 @@ pub(super) const ONCE: Script = Script {
 local id = redis.call('GET', KEYS[2])
 if id and id ~= '' then return '=' .. id end
 redis.call('SET', KEYS[2], '', 'PX', ARGV[1])
-id = redis.call('XADD', KEYS[1], unpack(ARGV, 2))
+local first = 2
+if KEYS[3] then
+  redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[2])
+  first = 4
+end
+id = redis.pcall('XADD', KEYS[1], unpack(ARGV, first))
+if type(id) == 'table' then
+  if KEYS[3] then redis.call('DEL', KEYS[3]) end
+  return id
+end
 redis.call('SET', KEYS[2], id, 'PX', ARGV[1])
 return id",
-    sha1: "5b85839b995433cc330e1cca7daf00f5ed5a6c68",
+    sha1: "1d88e4a7f5d719c05dc5bc0d3494bca4c1a5d1ef",
     commands: "+eval +evalsha +get +set +xadd",
 };
 
@@ -108,11 +118,18 @@ impl Encoder {
         partition: u32,
         form: Form,
     ) {
+        if self.payloads().takes(entry.body.len()) {
+            return self.once_apart(out, entry, dedupe, partition, form);
+        }
         ONCE.begin(out, form, 2, 1 + self.args_after_key(entry));
-        resp::arg(out, self.stream(partition));
-        resp::arg_joined(out, self.marker_prefix(partition), dedupe.id);
+        self.once_keys(out, dedupe, partition);
         resp::arg_number(out, clock::ceil_ms(dedupe.ttl));
         self.after_key(out, entry);
+    }
+
+    pub(super) fn once_keys(&self, out: &mut Vec<u8>, dedupe: Dedupe<'_>, partition: u32) {
+        resp::arg(out, self.stream(partition));
+        resp::arg_joined(out, self.marker_prefix(partition), dedupe.id);
     }
 
     /// What the server's reply to [`once`](Self::once) means. Counts the message.

@@ -24,8 +24,9 @@ use super::{
 ///
 /// Messages of all threads share one connection, in both directions at once: while one thread waits for
 /// its answer others write, and whoever waits first takes the answers in for all. A thread that publishes
-/// alone goes straight to the socket. Batches, messages above 64 KiB (key and type included) and those
-/// with a dedupe id or a delay take turns on a second connection, made when it is first needed.
+/// alone goes straight to the socket. Batches, messages above 64 KiB or `PayloadInlineMax` (key and type
+/// included) and those with a dedupe id or a delay take turns on a second connection, made when it is first
+/// needed.
 #[derive(Clone)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -33,6 +34,8 @@ pub struct Publisher {
 
 struct Shared {
     plan: Arc<PublishPlan>,
+    /// Messages of more bytes are not for the line.
+    line_bytes: usize,
     /// The line in use, and what is known of the topic even while there is none.
     line: Mutex<Current>,
     /// Held by the one thread that dials; a connection over which the topic could not be made yet.
@@ -56,6 +59,7 @@ impl Publisher {
         Self {
             shared: Arc::new(Shared {
                 link: Mutex::new(Link::new(Arc::clone(&plan))),
+                line_bytes: LINE_BYTES.min(plan.settings.most_inline()),
                 plan,
                 line: Mutex::default(),
                 dialling: Mutex::default(),
@@ -180,7 +184,7 @@ impl Publish for &Publisher {
     fn send(self, message: &Outgoing<'_>) -> Result<Published> {
         let shared = &*self.shared;
         let by = Deadline::after(shared.plan.timeout);
-        if message.size() > LINE_BYTES || message.dedupe.is_some() {
+        if message.size() > shared.line_bytes || message.dedupe.is_some() {
             let link = shared.link(by);
             let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
             return link.publish(message, by);

@@ -39,7 +39,8 @@ use super::{
 /// ```
 ///
 /// A state lives at the key that [`Outbox::state_key`] names, as in services in other languages. Nothing
-/// else may write to it, trim it or delete from it. Cheap to clone; clones share one connection and
+/// else may write to it, trim it or delete from it. It has all bodies in it, even where the topic's `ClaimCheck`
+/// keeps those of the published messages apart, for those do not live for ever. Cheap to clone; clones share one connection and
 /// take turns, as those of an [`Outbox`] do.
 #[derive(Clone, Debug)]
 pub struct StateStore {

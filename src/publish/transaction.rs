@@ -258,7 +258,7 @@ impl Session {
         }
         for (m, partition) in parts.messages.iter().zip(&routes.partitions) {
             let entry = self.plan.entry(m, &mut self.packing)?;
-            routes.encoder.xadd(out, &entry, *partition);
+            routes.encoder.append(out, &entry, *partition);
         }
         resp::whole(out, &[b"EXEC"]);
         Ok(())

@@ -15,7 +15,6 @@ use crate::{
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
-    wire::DeadLetterReason,
 };
 
 use super::{
@@ -290,10 +289,7 @@ impl Progress for Group {
 
     fn park(lane: &mut Lane<Self>, index: usize, failures: &Failures<'_>) -> Flow {
         let record = lane.reader.records()[index];
-        let reason = match record.malformed {
-            Some(_) => DeadLetterReason::Malformed,
-            None => failures.reason,
-        };
+        let reason = failures.reason_for(&record);
         let told = |lane: &mut Lane<Self>, letter| lane.parked(&record, reason, failures, letter);
         Self::succeed(
             lane,

@@ -7,7 +7,7 @@ use crate::{
     Message, Result, StreamId,
     batch::Record,
     clock,
-    consume::{Failures, Flow, Lane},
+    consume::{Failures, Flow, Lane, letter_fields},
     error::{Error, ErrorKind, Outcome},
     net::{
         Connection, Inbox, resp,
@@ -54,7 +54,8 @@ impl Lane<Group> {
             before,
         } = self.progress.known(index, &record);
         let plan = &self.progress.plan;
-        let fields = self.fields_of(&record);
+        let message = Message::new(self.reader.bytes(), &record, &self.context);
+        let (fields, payload) = letter_fields(&message, &record);
         let letter = Letter {
             topic: &self.context.topic,
             partition: origin.partition,
@@ -65,7 +66,8 @@ impl Lane<Group> {
             error: failures.error,
             consumer: &self.context.consumer,
             reason,
-            omitted: (record.pairs as usize).saturating_sub(fields.len()),
+            omitted: (record.pairs as usize).saturating_sub(MOST_FIELDS),
+            payload: payload.as_deref(),
         };
         let (most, age) = self.plan.parking.keep;
         let until = clock::now().duration_since(failures.until);

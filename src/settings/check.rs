@@ -95,6 +95,15 @@ fn check_topic(
             "is blank; remove it to have xxh3, or name what finds the partition of a key",
         );
     }
+    for key in ["PayloadInlineMax", "PayloadTtlSeconds"] {
+        if topic.is_set(key) && !topic.claim_check {
+            problems.contradict(
+                &at,
+                &[key, "ClaimCheck"],
+                "has no effect while ClaimCheck is false; remove it or set ClaimCheck to true",
+            );
+        }
+    }
     if topic.trim != Trim::None {
         return;
     }

@@ -163,6 +163,52 @@ fn each_contradiction_is_refused_by_the_names_of_its_keys() {
 }
 
 #[test]
+fn what_only_bodies_that_are_kept_apart_heed_is_refused_where_there_are_none() {
+    let t = || {
+        TopicSettings::default()
+            .payload_inline_max(2048)
+            .payload_ttl(Duration::from_mins(1))
+    };
+    let with = |t| Settings::default().with_topic("orders", t);
+    for off in [t(), t().claim_check(false)] {
+        let lines = refused(&with(off));
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        for (line, key) in lines.iter().zip(["PayloadInlineMax", "PayloadTtlSeconds"]) {
+            let start = format!("Streams:Topics:orders:{key}: ");
+            assert!(
+                line.starts_with(&start) && line.contains("ClaimCheck"),
+                "{line}"
+            );
+        }
+    }
+    for fine in [
+        t().claim_check(true),
+        TopicSettings::default().claim_check(true),
+    ] {
+        assert!(with(fine).check().is_ok());
+    }
+    for (outside, key) in [
+        (
+            t().claim_check(true).payload_inline_max(1023),
+            "PayloadInlineMax",
+        ),
+        (
+            t().claim_check(true).payload_ttl(Duration::ZERO),
+            "PayloadTtlSeconds",
+        ),
+    ] {
+        let lines = refused(&with(outside));
+        assert!(lines.len() == 1 && lines[0].contains(key), "{lines:#?}");
+    }
+    let unset = TopicSettings::default();
+    assert_eq!(unset.most_inline(), usize::MAX, "nothing is kept apart");
+    assert_eq!(unset.claim_check(true).most_inline(), 64 * 1024);
+    let file = r#"{"Topics": {"t": {"ClaimCheck": true, "PayloadInlineMax": 4096, "PayloadTtlSeconds": 0}}}"#;
+    let e = Settings::from_json(file).unwrap_err().to_string();
+    assert!(e.contains("PayloadTtlSeconds"), "{e}");
+}
+
+#[test]
 fn what_only_a_buffer_heeds_is_refused_where_there_is_none() {
     let p = || ProducerSettings::new("t").max_batch(5).drop_oldest(false);
     let with = |p| Settings::default().with_producer(p);

@@ -1,6 +1,11 @@
 //! The settings of one topic.
 
-use super::codec::{Codec, Flag, Opt, Text, Whole, choice};
+use std::time::Duration;
+
+use super::codec::{Codec, Flag, Opt, Text, Whole, choice, seconds};
+
+/// Seconds.
+const DAY: u64 = 24 * 60 * 60;
 
 section! {
     /// How one topic is laid out and trimmed. An entry of `Topics`, under the topic's name.
@@ -30,6 +35,26 @@ section! {
         /// messages that have one need an explicit partition.
         partitioner: String = String::from("xxh3"), "Partitioner", Text,
             set(name: impl Into<String>) name.into();
+        /// Whether publishing keeps large bodies apart, each in a key of its own that the message refers
+        /// to. Every consumer of this library fetches them, whatever its settings say; services in other
+        /// languages see such messages without a body. Publishing then needs the rights to run scripts.
+        claim_check: bool = false, "ClaimCheck", Flag;
+        /// Bodies above this are kept apart.
+        payload_inline_max: u32 = 64 << 10, "PayloadInlineMax", Whole("bytes", 1024, 512 << 20);
+        /// How long a body that is kept apart lives. A message whose body has expired is not handled: choose
+        /// it longer than any consumer may lag behind, or be reset.
+        payload_ttl: Duration = Duration::from_hours(7 * 24), "PayloadTtlSeconds", seconds(1, 3650 * DAY);
+    }
+}
+
+impl TopicSettings {
+    /// Publishing keeps bodies of more bytes apart.
+    pub(crate) fn most_inline(&self) -> usize {
+        if self.claim_check {
+            self.payload_inline_max as usize
+        } else {
+            usize::MAX
+        }
     }
 }
 

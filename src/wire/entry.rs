@@ -12,6 +12,8 @@ const KEY: &[u8; 1] = b"k";
 const CORRELATION_ID: &[u8; 1] = b"c";
 const TRACEPARENT: &[u8; 1] = b"p";
 const HEADERS: &[u8; 1] = b"h";
+/// Where a body is that is kept apart.
+pub(crate) const REFERENCE: &[u8; 1] = b"x";
 
 /// Which field of a message a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +24,8 @@ pub(crate) enum Field {
     CorrelationId,
     Traceparent,
     Headers,
+    /// Where the body is, if it is kept apart; see [`Reference`](super::Reference).
+    Reference,
     /// A field somebody else gave a meaning to. Readers pass over it.
     Other,
 }
@@ -36,6 +40,7 @@ impl Field {
             b"c" => Self::CorrelationId,
             b"p" => Self::Traceparent,
             b"h" => Self::Headers,
+            b"x" => Self::Reference,
             _ => Self::Other,
         }
     }
@@ -108,7 +113,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The message that names and values make, in whatever order they come. The last value of a
-    /// name counts, and unknown names are passed over.
+    /// name counts, and unknown names are passed over, as is a reference to where the body is.
     pub(crate) fn from_pairs(
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<Self, Malformed> {
@@ -122,7 +127,7 @@ impl<'a> Entry<'a> {
                 Field::CorrelationId => entry.correlation_id = value,
                 Field::Traceparent => entry.traceparent = Some(value),
                 Field::Headers => entry.headers = value,
-                Field::Other => {}
+                Field::Reference | Field::Other => {}
             }
         }
         entry.body = body.ok_or(Malformed::NoBody)?;
@@ -145,6 +150,9 @@ pub enum Malformed {
     OddFields,
     /// Its header block, field `h`, is cut short or holds something else.
     Headers,
+    /// Its body is empty, and its field `x`, which says where a body is that is kept apart, says nothing that
+    /// a publisher writes. Nothing was looked up.
+    Reference,
 }
 
 impl fmt::Display for Malformed {
@@ -154,6 +162,7 @@ impl fmt::Display for Malformed {
             Self::NoType => "the entry has no message type (field `t`)",
             Self::OddFields => "the entry ends with a field name that has no value",
             Self::Headers => "the header block of the entry (field `h`) is broken",
+            Self::Reference => "the reference to its body (field `x`) is broken",
         })
     }
 }
@@ -225,7 +234,8 @@ mod tests {
                 ..Entry::default()
             }
         );
-        assert_eq!(Field::of(b"x"), Field::Other);
+        assert_eq!(Field::of(b"y"), Field::Other);
+        assert_eq!(Field::of(REFERENCE), Field::Reference);
     }
 
     #[test]

@@ -125,6 +125,12 @@ impl Keys {
         format!("{}dl:{{{tag}}}:mover", self.prefix)
     }
 
+    /// What the key of a payload, a body that is kept apart, begins with; its id follows. `tag` as for
+    /// [`once`](Self::once).
+    pub(crate) fn payload(&self, tag: &str) -> String {
+        format!("{}x:{{{tag}}}:", self.prefix)
+    }
+
     /// What the idempotency markers of a scope begin with; the id follows. Shared with peers.
     pub(crate) fn dedupe(&self, scope: &str) -> String {
         format!("{}dedupe:{{{scope}}}:", self.prefix)
@@ -242,6 +248,8 @@ mod tests {
         assert_eq!(keys.delays("orders"), "re:dl:{orders}");
         assert_eq!(keys.delay_items(&spread), "re:di:{re:s:orders:3}");
         assert_eq!(keys.delay_lease("orders"), "re:dl:{orders}:mover");
+        assert_eq!(keys.payload("orders"), "re:x:{orders}:");
+        assert_eq!(keys.payload(&spread), "re:x:{re:s:orders:3}:");
         assert_eq!(keys.state("bets", "123"), "re:{bets}:state:123");
 
         let old = Keys::with_prefix("production:re:").unwrap();

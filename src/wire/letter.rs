@@ -16,12 +16,17 @@
 //! | `!error` | the error, of 1 KiB at most |
 //! | `!consumer` | whose message it was |
 //! | `!reason` | a [`DeadLetterReason`] |
+//! | `!payload` | of a body that was kept apart, the [`Reference`](super::Reference) to it; the letter has the body itself, in its place. Absent when it was not |
 //! | `!omitted` | how many fields of the message were too many to keep; absent when there are none |
 
 use super::id::StreamId;
 
 /// The header under which a replayed message keeps the id it had when it was published first.
 pub(crate) const FIRST_ID: &str = "streamlane-first-id";
+
+/// The header that marks a message which was replayed without the body that it had, for that was lost. It says how
+/// many bytes it had.
+pub(crate) const PAYLOAD_MISSING: &str = "streamlane-payload-missing";
 
 /// More fields of one message are not kept: a script takes no more arguments.
 pub(crate) const MOST_FIELDS: usize = 3000;
@@ -44,7 +49,7 @@ pub enum DeadLetterReason {
     Handler,
     /// It is no proper message; see [`Malformed`](crate::Malformed).
     Malformed,
-    /// Its body was kept elsewhere, and is gone.
+    /// Its body was kept apart (`ClaimCheck`), and is gone.
     PayloadMissing,
 }
 
@@ -90,12 +95,14 @@ pub(crate) struct Letter<'a> {
     pub(crate) reason: DeadLetterReason,
     /// How many fields of the message are not kept.
     pub(crate) omitted: usize,
+    /// What referred to its body before the letter had it.
+    pub(crate) payload: Option<&'a [u8]>,
 }
 
 impl Letter<'_> {
     /// How many own fields it has.
     pub(crate) fn own(&self) -> usize {
-        OWN + usize::from(self.omitted > 0)
+        OWN + usize::from(self.omitted > 0) + usize::from(self.payload.is_some())
     }
 
     /// The own fields but for the number of them and the times.
@@ -111,6 +118,9 @@ impl Letter<'_> {
             ("!consumer", self.consumer.to_owned()),
             ("!reason", self.reason.as_str().to_owned()),
         ];
+        if let Some(payload) = self.payload {
+            pairs.push(("!payload", String::from_utf8_lossy(payload).into_owned()));
+        }
         if self.omitted > 0 {
             pairs.push(("!omitted", self.omitted.to_string()));
         }
@@ -138,6 +148,8 @@ pub(crate) struct ReadLetter {
     pub(crate) consumer: String,
     pub(crate) reason: Option<DeadLetterReason>,
     pub(crate) omitted: usize,
+    /// Whether its body was kept apart before the letter had it.
+    pub(crate) was_apart: bool,
     pub(crate) fields: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -168,6 +180,7 @@ impl ReadLetter {
                 b"!error" => letter.error = text(),
                 b"!consumer" => letter.consumer = text(),
                 b"!reason" => letter.reason = DeadLetterReason::parse(&value),
+                b"!payload" => letter.was_apart = true,
                 b"!omitted" => letter.omitted = number(&value)?,
                 _ => {}
             }
@@ -197,6 +210,7 @@ mod tests {
             consumer: "billing",
             reason: DeadLetterReason::Retries,
             omitted: 0,
+            payload: None,
         }
     }
 

@@ -47,6 +47,8 @@ const BODY: &[u8] =
     br#"{"id":4711,"customer":"a customer's name","items":[{"sku":"A-1","count":2}]}"#;
 /// Longer than what any message of these has.
 const LARGE: [u8; 500] = [b'x'; 500];
+/// More than is kept in an entry where bodies are kept apart.
+const APART: [u8; 1100] = [b'x'; 1100];
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// What stays the same from path to path.
@@ -57,10 +59,11 @@ struct Scene {
 
 type Path = (&'static str, fn(&Scene) -> Vec<Count>);
 
-const PATHS: [Path; 20] = [
+const PATHS: [Path; 22] = [
     ("dedicated publish", dedicated_publish),
     ("dedicated batches", dedicated_batches),
     ("publish under a dedupe id", publish_once),
+    ("publish with the body kept apart", publish_apart),
     ("shared publish", shared_publish),
     ("buffered publish", buffered_publish),
     ("buffered JSON publish", buffered_json_publish),
@@ -76,6 +79,7 @@ const PATHS: [Path; 20] = [
     ("filtered read", filtered_read),
     ("batches of a group, acknowledged", group_batches),
     ("messages of a group, acknowledged", group_messages),
+    ("read of bodies kept apart", apart_read),
     ("positions stored with each batch", sync_positions),
     ("position flush, publishing to handling", position_flush),
 ];
@@ -136,21 +140,35 @@ impl Scene {
                 .partitions(PARTITIONS as u32)
                 .max_len(10_000_000)
         };
+        let apart = |ttl| {
+            topic()
+                .claim_check(true)
+                .payload_inline_max(1024)
+                .payload_ttl(ttl)
+        };
         let settings = Settings::default()
             .connection_string(server.url())
             .with_topic("orders", topic())
-            .with_topic("live", topic());
+            .with_topic("live", topic())
+            .with_topic("apart", apart(Duration::from_hours(1)))
+            .with_topic("passing", apart(Duration::from_secs(1)));
         let streams = Streams::open(settings).unwrap();
-        let mut publisher = streams.publisher("orders").unwrap().dedicated();
+        let scene = Self { server, streams };
+        scene.fill("orders", &order());
+        scene
+    }
+
+    /// Publishes as many of these as any path reads.
+    fn fill(&self, topic: &str, message: &Outgoing<'static>) {
+        let mut publisher = self.streams.publisher(topic).unwrap().dedicated();
         // A window of batches may begin and end up to a batch late.
         let each = WARM_UP + MESSAGES / PARTITIONS + 2 * BATCH;
         for p in 0..PARTITIONS as u32 {
-            let chunk = vec![order().partition(p); 500];
+            let chunk = vec![message.clone().partition(p); 500];
             for _ in 0..each.div_ceil(chunk.len()) {
                 assert!(publisher.publish_batch(&chunk).iter().all(Result::is_ok));
             }
         }
-        Self { server, streams }
     }
 
     /// A consumer of the prepared topic, from its beginning.
@@ -256,6 +274,15 @@ fn publish_once(scene: &Scene) -> Vec<Count> {
         let draft = publisher.message("OrderPlaced", BODY).key(&id);
         let published = draft.dedupe(&id, Duration::from_mins(1)).publish();
         assert_ne!(published.unwrap().id, StreamId::MIN);
+    };
+    on_publisher_threads(vec![Box::new(call)], 1)
+}
+
+fn publish_apart(scene: &Scene) -> Vec<Count> {
+    let mut publisher = scene.streams.publisher("passing").unwrap().dedicated();
+    let call = move |_| {
+        let id = publisher.publish("order-4711", "OrderPlaced", APART);
+        id.unwrap();
     };
     on_publisher_threads(vec![Box::new(call)], 1)
 }
@@ -548,6 +575,22 @@ fn group_batches(scene: &Scene) -> Vec<Count> {
             move |b: &Batch<'_>| -> HandlerResult {
                 b.each(look)?;
                 pacer.saw(b.len());
+                Ok(())
+            }
+        })
+    })
+}
+
+fn apart_read(scene: &Scene) -> Vec<Count> {
+    scene.fill("apart", &Outgoing::new("OrderPlaced", &APART));
+    on_lanes(true, |pacer| {
+        let builder = scene.streams.consumer("apart").name("c");
+        let builder = builder.batch_size(BATCH as u32).persist_interval(OFTEN);
+        builder.messages(move |_| {
+            let mut pacer = pacer();
+            move |m: &Message<'_>| -> HandlerResult {
+                assert!(m.body() == APART);
+                pacer.saw(1);
                 Ok(())
             }
         })

@@ -35,6 +35,7 @@ mod outage;
 mod outbox;
 mod outcomes;
 mod parking;
+mod payloads;
 mod positions;
 mod publishing;
 mod queue_recipes;

@@ -205,7 +205,7 @@ fn odd_entries(server: &PrivateServer, topic: &str) -> Vec<StreamId> {
         add(&["b", "no type", "x", "1", "x", "2", "x", "1"]),
         add(&["b", "x", "t", "T", "h", "9:broken"]),
         add(&[
-            "x", "unknown", "b", "first", "t", "T", "b", "", "c", "", "p", "", "!", "13",
+            "z", "unknown", "b", "first", "t", "T", "b", "", "c", "", "p", "", "!", "13",
         ]),
     ]
 }

@@ -28,6 +28,8 @@ pub(super) struct Parcel {
     /// The fields of its entry as arguments of a command.
     fields: Vec<u8>,
     pairs: usize,
+    /// The bytes of its body.
+    body: usize,
     route: Route,
     /// When it was queued, on the coarse clock.
     queued_ms: u64,
@@ -48,6 +50,7 @@ impl Parcel {
         Box::new(Self {
             fields: Vec::new(),
             pairs: 0,
+            body: 0,
             route: Route::Turn,
             queued_ms: 0,
             broken_sends: 0,
@@ -69,6 +72,7 @@ impl Parcel {
         self.fields.reserve(entry.size() + around);
         fields(&mut self.fields, &entry);
         self.pairs = entry.pair_count();
+        self.body = entry.body.len();
         self.route = match m.partition {
             Some(p) => Route::Partition(p),
             None if m.key.is_empty() => Route::Turn,
@@ -91,6 +95,14 @@ impl Parcel {
 
     /// Adds the command that appends it to its partition.
     pub(super) fn write(&self, out: &mut Vec<u8>, encoder: &Encoder, partition: u32) {
+        if encoder.payloads().takes(self.body) {
+            let mut c = Cursor::new(&self.fields, 0);
+            // the name of the first field, which is the body, and then the body
+            let mut end = || c.text().map_or(0, |_| c.at());
+            let (start, end) = (end(), end());
+            let parts = (&self.fields[start..end], &self.fields[end..]);
+            return encoder.append_written(out, self.body, parts, self.pairs, partition);
+        }
         encoder.head(out, self.pairs, partition);
         out.extend_from_slice(&self.fields);
     }
@@ -168,7 +180,7 @@ impl Undelivered {
                 Field::CorrelationId => m.correlation_id = value,
                 Field::Traceparent => m.traceparent = Some(value),
                 Field::Headers => m.headers.extend(Headers::new(value).iter().flatten()),
-                Field::Other => {}
+                Field::Reference | Field::Other => {}
             }
         }
         if let Route::Partition(p) = self.0.route {
