@@ -147,8 +147,8 @@ fn r31_a_flushed_server_gets_its_group_again_and_the_loss_is_told_once() {
 /// What a reader that waits is told differs by version, and by what was done to the key.
 #[test]
 fn r32_a_stream_that_goes_under_a_waiting_reader_heals_whatever_the_server_says() {
-    let server = server();
     type Done = &'static [&'static str];
+    let server = server();
     let ways: [(&str, Done); 5] = [
         ("r32-del", &["DEL"]),
         ("r32-unlink", &["UNLINK"]),
