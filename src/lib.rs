@@ -216,8 +216,9 @@
 //! A group that is lost with its stream, or destroyed, is made again where it was, with an error in the log that
 //! says what is known: how far it is finished is written down every second. `AckDelete` deletes what is finished:
 //! `Immediate` for topics that nobody else reads, which is seen to; `AllGroups` once every consumer of the
-//! topic has finished it. Trimming by `MaxLen` deletes whatever is oldest, pending or not; what is pending and gone
-//! is told as lost, with ids. [`Admin::reset`] moves a group, and has to be told what becomes of what is
+//! topic has finished it. Trimming by `MaxLen` deletes whatever is oldest, pending or not, and leaves behind that it
+//! is pending (`KEEPREF`, as servers call that): whoever comes upon it tells it as lost, with ids, and acknowledges
+//! it away. What `AllGroups` deletes was acknowledged by all groups, which Redis 8.2 makes sure of itself (`ACKED`). [`Admin::reset`] moves a group, and has to be told what becomes of what is
 //! [pending](Reset::pending). `MaxInFlight` bounds how many calls run at once in a process.
 //!
 //! Queues need a topic whose partitions lie together (`CoLocatePartitions`), and cannot be [forwarded](Forwarder)

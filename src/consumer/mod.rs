@@ -123,6 +123,12 @@ impl Consumer {
         lane.map(|l| l.seat.interrupt.clear(PAUSE)).is_some()
     }
 
+    /// How many handler calls run in this process right now; `MaxInFlight` says how many may.
+    pub fn in_flight(&self) -> usize {
+        let in_call = |lane: &Arc<Lane>| lane.seat.monitor.in_call_ms().is_some();
+        self.running.lanes.those(in_call).len()
+    }
+
     /// How far a partition is finished, in memory: what is stored follows within `PersistIntervalMs`.
     /// `None` when there is no such partition.
     pub fn position(&self, partition: u32) -> Option<Snapshot> {

@@ -73,6 +73,8 @@ pub(crate) struct Keeper {
     looked: BTreeSet<u32>,
     /// Where the search for idle entries goes on, by lane.
     cursors: BTreeMap<u32, String>,
+    /// Whether the server may know how to trim what its groups have acknowledged, and nothing else.
+    looks_at_groups: bool,
     next_look: Instant,
     next_search: Instant,
     quiet: Quiet,
@@ -101,6 +103,7 @@ impl Keeper {
             saw_dead: false,
             looked: BTreeSet::new(),
             cursors: BTreeMap::new(),
+            looks_at_groups: true,
             next_look: clock::now(),
             next_search: clock::now(),
             quiet: Quiet::default(),
@@ -237,6 +240,16 @@ impl Keeper {
             .arg("MINID")
             .arg("=")
             .arg(low.next().to_string());
+        if self.looks_at_groups {
+            // From Redis 8.2 on the server itself leaves alone what a group has not acknowledged by then.
+            let mut careful = trim.clone();
+            match self.ask(careful.arg("ACKED")) {
+                Err(e) if e.keeps_connection() && e.server_code() == Some("ERR") => {
+                    self.looks_at_groups = false;
+                }
+                done => return done.map(drop),
+            }
+        }
         self.ask(&trim).map(drop)
     }
 

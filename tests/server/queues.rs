@@ -289,8 +289,10 @@ fn no_more_calls_run_at_once_than_may_and_a_paused_consumer_makes_none() {
     more(100);
     done.wait_for(100);
     assert_eq!(most.load(SeqCst), 2);
+    assert!(consumer.in_flight() <= 2);
     consumer.pause();
     expect("no call", || running_now.load(SeqCst) == 0);
+    expect("none to be shown", || consumer.in_flight() == 0);
     thread::sleep(SHORT);
     let before = done.len();
     more(20);
