@@ -575,8 +575,8 @@ fn a_server_that_restarts_or_is_full_delivers_later() {
 fn an_answer_that_is_lost_publishes_nothing_twice() {
     let server = server();
     let relay = Relay::to(&server).unwrap();
-    let streams = open(&relay.url(), "unheard", 1);
-    let publisher = streams.publisher("unheard").unwrap();
+    let streams = open(&relay.url(), "never-heard", 1);
+    let publisher = streams.publisher("never-heard").unwrap();
     let delay = |d: u64| {
         let m = publisher.message("T", "B");
         m.deliver_after(ms(d)).publish().unwrap()
@@ -596,14 +596,14 @@ fn an_answer_that_is_lost_publishes_nothing_twice() {
         // What moves them goes out yet, and nobody hears of it.
         relay.fault_existing(Way::Replies, Fault::Swallow);
         expect("them to be published", || {
-            length(&server, "unheard", 0) == 10 * n
+            length(&server, "never-heard", 0) == 10 * n
         });
         relay.close();
     }
     delay(10);
-    expect("another one", || length(&server, "unheard", 0) == 31);
+    expect("another one", || length(&server, "never-heard", 0) == 31);
     expect("nothing to be left", || keys(&server).is_empty());
-    assert_eq!(length(&server, "unheard", 0), 31);
+    assert_eq!(length(&server, "never-heard", 0), 31);
 }
 
 #[test]

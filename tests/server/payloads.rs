@@ -451,23 +451,23 @@ fn what_is_not_what_was_written_is_missing() {
 
 #[test]
 fn one_larger_than_may_be_read_holds_the_partition_until_somebody_decides() {
-    let (server, streams) = forged("large");
+    let (server, streams) = forged("oversized");
     let body = doc(1, MB);
     streams
-        .publisher("large")
+        .publisher("oversized")
         .unwrap()
         .publish("k", "T", &body)
         .unwrap();
-    let narrow = settings(&server.url(), "large", 1).max_message_bytes(500_000);
+    let narrow = settings(&server.url(), "oversized", 1).max_message_bytes(500_000);
     let narrow = Streams::open(narrow).unwrap();
     let seen = Seen::default();
-    let consumer = parking(&narrow, "large", &seen);
+    let consumer = parking(&narrow, "oversized", &seen);
     expect("it to be said", || {
-        !logged(&["large[0]/c", "MaxMessageBytes", "1048576"]).is_empty()
+        !logged(&["oversized[0]/c", "MaxMessageBytes", "1048576"]).is_empty()
     });
     assert_eq!(seen.all(), ["first"], "those before it are handled");
     consumer.stop();
-    parking(&streams, "large", &seen).drain(PATIENCE).unwrap();
+    parking(&streams, "oversized", &seen).drain(PATIENCE).unwrap();
     assert_eq!(seen.all(), ["first", &body]);
 }
 
@@ -745,8 +745,8 @@ fn small_and_large_bodies_come_in_order_however_positions_are_kept_and_lines_bre
     let server = server();
     let relay = Relay::to(&server).unwrap();
     let topic = apart().payload_inline_max(1024);
-    let streams = open_with(&relay.url(), "mixed", topic);
-    let publisher = streams.publisher("mixed").unwrap();
+    let streams = open_with(&relay.url(), "assorted", topic);
+    let publisher = streams.publisher("assorted").unwrap();
     let bodies: Vec<_> = (0..600)
         .map(|n| doc(n, if n % 7 < 3 { 5000 } else { 50 }))
         .collect();
@@ -766,7 +766,7 @@ fn small_and_large_bodies_come_in_order_however_positions_are_kept_and_lines_bre
         let seen = Seen::default();
         let name = format!("c{i}");
         let builder = streams
-            .consumer("mixed")
+            .consumer("assorted")
             .name(&name)
             .persist(persist)
             .batch_size(200);

@@ -234,15 +234,15 @@ fn what_is_read_from_a_queue_is_not_forwarded() {
 #[test]
 fn what_is_finished_is_deleted_where_nobody_else_reads_it() {
     let server = server();
-    let streams = open(&server.url(), "deleted", 1);
+    let streams = open(&server.url(), "deleting", 1);
     let seen = Seen::default();
-    let builder = worker(&streams, "deleted").ack_delete(AckDelete::Immediate);
+    let builder = worker(&streams, "deleting").ack_delete(AckDelete::Immediate);
     let consumer = recording(builder, &seen).start().unwrap();
-    publish(&streams, "deleted", 0..50);
+    publish(&streams, "deleting", 0..50);
     consumer.drain(PATIENCE).unwrap();
     assert_eq!(seen.len(), 50);
     // nobody else may read what is deleted under him, and who reads keeps it from being deleted
-    let other = streams.consumer("deleted").name("other");
+    let other = streams.consumer("deleting").name("other");
     let e = recording(other, &seen).start().unwrap_err();
     assert!(e.to_string().contains("AckDelete Immediate"), "{e}");
     let read = open(&server.url(), "read", 1);
@@ -253,7 +253,7 @@ fn what_is_finished_is_deleted_where_nobody_else_reads_it() {
     let e = recording(deleting, &seen).start().unwrap_err();
     assert!(e.to_string().contains("other"), "{e}");
     assert_eq!(
-        server.command(&["XLEN", &stream("deleted", 0)]).unwrap(),
+        server.command(&["XLEN", &stream("deleting", 0)]).unwrap(),
         Reply::Int(0)
     );
 }

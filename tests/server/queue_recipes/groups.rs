@@ -52,7 +52,7 @@ fn r4_a_read_that_outlives_its_wait_is_no_trouble() {
 #[test]
 fn r29_a_batch_whose_answer_was_lost_is_handled_when_the_connection_is_back() {
     let server = server();
-    let topic = "r29-unheard";
+    let topic = "r29-silent";
     let relay = Relay::to(&server).unwrap();
     let (seen, streams) = (Seen::default(), open(&relay.url(), topic, 1));
     // that what is pending grows idle has no part in it: nobody claims it for five minutes

@@ -152,7 +152,7 @@ fn r54_what_a_killed_member_had_in_its_hands_is_done_by_a_sibling_or_a_stranger(
 #[test]
 fn r54_a_sibling_that_was_busy_takes_over_when_it_is_not() {
     let server = server();
-    let topic = "r54-busy";
+    let topic = "r54-slow";
     let streams = as_pod(&server, topic, 1, "busy");
     let quick = ms(1000);
     let job = Job {

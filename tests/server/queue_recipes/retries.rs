@@ -20,9 +20,9 @@ use super::*;
 #[test]
 fn r59_nothing_is_acknowledged_whose_dead_letter_cannot_be_written() {
     let server = server();
-    let topic = "r59-refused";
+    let topic = "r59-wrongtype";
     let (streams, seen) = (open(&server.url(), topic, 2), Seen::default());
-    let (key, all) = ("re:d:{r59-refused}:c", seen.clone());
+    let (key, all) = ("re:d:{r59-wrongtype}:c", seen.clone());
     server.command(&["SET", key, "x"]).unwrap();
     let builder = member(&streams, topic).retry(0);
     let consumer = builder.shared(move |m: &Message<'_>| {
