@@ -408,6 +408,11 @@ impl Keeper {
         let Some((_, incarnation)) = name.rsplit_once('#') else {
             return Ok(true);
         };
+        // As ours, theirs may be too long to be told in full.
+        let (_, ours) = self.plan.member.name.rsplit_once('#').unwrap_or_default();
+        if !self.client_name.ends_with(ours) {
+            return Ok(true);
+        }
         if list.is_none() {
             let mut cmd = redis::cmd("CLIENT");
             cmd.arg("LIST").arg("TYPE").arg("normal");

@@ -85,16 +85,20 @@ impl Streams {
             filter: Filter::new(settings.filter.iter().map(String::as_str)),
             group: group.as_ref().map(|group| group.member.clone()),
         };
+        // The connections of a member tell which start of its process they belong to.
+        let pod = group
+            .as_ref()
+            .map_or(&*inner.pod, |group| &group.member.name);
         Ok(Prepared {
             pool: ArenaPool::new(read_plan.arena_bytes()),
             read_plan: Arc::new(read_plan),
-            flusher_name: client_name(&["streams-positions", &topic, &consumer, &inner.pod]),
+            flusher_name: client_name(&["streams-positions", &topic, &consumer, pod]),
             seats: Seats {
                 topic: Arc::from(&*topic),
                 consumer: consumer.into(),
                 keys: inner.keys.clone(),
                 co_located: inner.settings.topic(&topic).co_locate_partitions,
-                pod: inner.pod.clone(),
+                pod: pod.to_owned(),
             },
             partitions,
             starts,

@@ -467,7 +467,9 @@ fn one_larger_than_may_be_read_holds_the_partition_until_somebody_decides() {
     });
     assert_eq!(seen.all(), ["first"], "those before it are handled");
     consumer.stop();
-    parking(&streams, "oversized", &seen).drain(PATIENCE).unwrap();
+    parking(&streams, "oversized", &seen)
+        .drain(PATIENCE)
+        .unwrap();
     assert_eq!(seen.all(), ["first", &body]);
 }
 
