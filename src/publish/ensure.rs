@@ -92,10 +92,13 @@ pub(crate) fn ensure(
     let mut record = read(connection, topic, by)?;
     if record.partitions.is_none() || record.version.is_none() {
         let wanted = decide(name, settings.partitions, &record)?.partitions();
-        let left = match record.partitions {
+        let mut left = match record.partitions {
             Some(_) => None,
             None => survey(connection, topic, role, by)?,
         };
+        if left.is_some() && read(connection, topic, by)?.partitions.is_some() {
+            left = None; // what was found is of somebody who made the topic meanwhile
+        }
         record = make(connection, topic, left.unwrap_or(wanted), by)?;
         if let Some(n) = left {
             raise(connection, topic, n, by)?;

@@ -327,6 +327,25 @@ fn r35_twenty_members_that_start_at_once_make_one_group_and_none_complains() {
     drop(members);
 }
 
+/// Another makes the topic between the look at what is recorded of it and the look at what there is.
+#[test]
+fn r35_a_topic_that_another_makes_meanwhile_is_not_taken_for_one_that_was_lost() {
+    let server = server();
+    let topic = "r35-meanwhile";
+    publish(&open(&server.url(), topic, 1), topic, 0..1);
+    let looks = AtomicU32::new(0);
+    let front = front(&server, move |args, _| {
+        let concerned = is(args, "HMGET") && has(args, "re:m:{r35-meanwhile}");
+        let first = concerned && looks.fetch_add(1, SeqCst) == 0;
+        first.then(|| Answer::Reply(Reply::Array(vec![Reply::Nil; args.len() - 2])))
+    });
+    let (seen, streams) = (Seen::default(), open(&front.url(), topic, 1));
+    let _consumer = recording(member(&streams, topic), &seen).start().unwrap();
+    seen.wait_for(1);
+    assert!(front.count("HMGET") > 1);
+    assert_eq!(warned(topic), [""; 0]);
+}
+
 /// A read of what one was given before never waits: whoever goes on with that asks without end.
 #[test]
 fn r41_a_restarted_member_finishes_what_it_had_and_then_asks_in_peace() {
