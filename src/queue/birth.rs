@@ -281,10 +281,14 @@ impl Group {
                 "not connected",
             ));
         };
+        let there = Extent::of(connection, &key, plan.timeout)?;
         let reborn = again(connection, &plan, n, &key)?;
         let progress = &mut lane.progress;
         let owed = progress.debts.forget();
         progress.finished.extend(owed);
+        if may_be_another(&there, &progress.finished) {
+            progress.finished.clear(); // rather handled twice than taken for one of another stream
+        }
         let surplus = progress.finished.len().saturating_sub(MOST_FINISHED);
         progress.finished.drain(..surplus);
         progress.behind = true;
@@ -307,9 +311,42 @@ impl Group {
     }
 }
 
+/// Whether a stream may be another than the one in which these were finished, which gave the same ids: all it ever
+/// held comes after the first of them.
+fn may_be_another(there: &Extent, finished: &[StreamId]) -> bool {
+    let earliest = finished.iter().min();
+    earliest.is_some_and(|earliest| {
+        there
+            .first
+            .is_none_or(|first| there.removed == 0 && first >= *earliest)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_finished_counts_in_a_stream_that_is_surely_the_same() {
+        let id = StreamId::new;
+        let holds = |first: Option<StreamId>, removed| Extent {
+            first,
+            removed,
+            ..Extent::default()
+        };
+        let finished = [id(7, 0), id(5, 1), id(9, 0)];
+        for (there, another) in [
+            (holds(None, 0), true),
+            (holds(None, 3), true),
+            (holds(Some(id(5, 0)), 0), false),
+            (holds(Some(id(5, 1)), 0), true),
+            (holds(Some(id(9, 0)), 0), true),
+            (holds(Some(id(9, 0)), 1), false),
+        ] {
+            assert_eq!(may_be_another(&there, &finished), another, "{there:?}");
+        }
+        assert!(!may_be_another(&Extent::default(), &[]));
+    }
 
     #[test]
     fn a_mark_says_up_to_where_everything_is_finished() {

@@ -147,6 +147,37 @@ fn r31_a_flushed_server_gets_its_group_again_and_the_loss_is_told_once() {
     assert_eq!(consumer.partitions()[0].gaps, 2);
 }
 
+/// A stream that is made anew may give ids that were given before.
+#[test]
+fn r31_a_message_of_a_new_stream_is_not_taken_for_one_that_was_finished_in_the_old() {
+    let server = server();
+    let topic = "r31-same-id";
+    let key = stream(topic, 0);
+    let (seen, streams) = (Seen::default(), open(&server.url(), topic, 1));
+    let (held, all) = (Arc::new(AtomicBool::new(true)), seen.clone());
+    let hold = Arc::clone(&held);
+    let consumer = member(&streams, topic).shared(move |m: &Message<'_>| {
+        all.push(text(m));
+        while hold.load(SeqCst) {
+            thread::sleep(ms(2));
+        }
+        Ok(())
+    });
+    let consumer = consumer.start().unwrap();
+    let add = |body| {
+        let add = ["XADD", &key, "5-1", "b", body, "t", "T"];
+        server.command(&add).unwrap();
+    };
+    add("0");
+    seen.wait_for(1);
+    server.command(&["DEL", &key]).unwrap();
+    add("1");
+    held.store(false, SeqCst);
+    assert_eq!(seen.wait_for(2), numbers(0, 2));
+    nothing_is_left(&server, topic, 1);
+    drop(consumer);
+}
+
 /// What a reader that waits is told differs by version, and by what was done to the key.
 #[test]
 fn r32_a_stream_that_goes_under_a_waiting_reader_heals_whatever_the_server_says() {
