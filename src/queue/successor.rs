@@ -21,6 +21,7 @@ use super::{
     birth,
     group::{Group, Known},
     origin::Origin,
+    plan::Source,
     scripts::{PARK, RETRY},
 };
 
@@ -121,7 +122,12 @@ impl Lane<Group> {
             ..origin
         };
         let plan = &self.progress.plan;
-        let item = format!("{}-{}-{entry}", origin.partition, origin.attempts);
+        // An id of the retry stream may be one of the partition, too.
+        let of = match self.progress.source {
+            Source::Retries => "r",
+            Source::Partition(_) => "",
+        };
+        let item = format!("{of}{}-{}-{entry}", origin.partition, origin.attempts);
         let mut args = vec![
             entry.to_string().into_bytes(),
             item.into_bytes(),

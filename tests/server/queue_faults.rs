@@ -1,0 +1,70 @@
+//! What could go wrong in queues without anybody dying.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use streamlane::{testing::PrivateServer, *};
+
+use crate::{
+    queues::{SHORT, as_pod, owner, pending, stream, worker},
+    support::*,
+};
+
+fn text(m: &Message<'_>) -> String {
+    String::from_utf8_lossy(m.body()).into_owned()
+}
+
+/// An entry of the retry stream.
+fn add_retry(server: &PrivateServer, topic: &str, id: &str, partition: &str, body: &str) {
+    let key = format!("re:rt:{{{topic}}}:c");
+    let own = ["!", "6", "!partition", partition, "!first", "4-0", "!since"];
+    let more = [
+        "0",
+        "!attempts",
+        "0",
+        "!deliveries",
+        "0",
+        "b",
+        body,
+        "t",
+        "T",
+    ];
+    let add = [&["XADD", &*key, id][..], &own, &more].concat();
+    server.command(&add).unwrap();
+}
+
+#[test]
+fn messages_that_wait_under_one_id_in_two_streams_are_both_kept() {
+    let server = server();
+    let topic = "one-id";
+    let streams = open(&server.url(), topic, 1);
+    streams.publisher(topic).unwrap(); // the topic is there
+    server
+        .command(&["XADD", &stream(topic, 0), "5-0", "b", "new", "t", "T"])
+        .unwrap();
+    add_retry(&server, topic, "5-0", "0", "replayed");
+    let seen = Seen::default();
+    let handle = {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            if m.attempt() == 1 {
+                Err("not yet")?;
+            }
+            seen.push(text(m));
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, topic)
+        .retry(3)
+        .retry_pauses(Duration::from_secs(1), Duration::from_secs(1));
+    let _consumer = consumer.shared(handle).start().unwrap();
+    let mut all = seen.wait_for(2);
+    all.sort();
+    assert_eq!(all, ["new", "replayed"]);
+}
