@@ -355,6 +355,7 @@ impl<P: Progress> Lane<P> {
             if runs {
                 self.monitor.enter(LaneState::Paused, "");
             }
+            P::holds_still(self);
             self.context.interrupt.wait_clear(PAUSE, CALLED);
             if runs {
                 self.monitor.enter(LaneState::Running, "");

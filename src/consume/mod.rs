@@ -27,7 +27,7 @@ pub(crate) use deliveries::Suspicion;
 pub(crate) use extent::{Extent, last_entry};
 pub(crate) use flusher::{FLUSH, Flusher, Kept, Rhythm};
 pub use gap::{Gap, GapCause};
-pub(crate) use lane::{Flow, LOST, Lane, LaneEnd, PAUSE, Plan, RETRIES, Seat};
+pub(crate) use lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE, Plan, RETRIES, Seat};
 pub(crate) use park::{Backoff, Failures, Parking};
 pub(crate) use payloads::letter_fields;
 pub(crate) use permits::Permits;

@@ -11,7 +11,9 @@ use crate::{
     LaneState, Result, StreamId,
     batch::{Aside, Record},
     clock,
-    consume::{Before, Brought, Failures, Flow, Handler, Lane, Plan, Progress, RESET, Seat},
+    consume::{
+        Before, Brought, CALLED, Failures, Flow, Handler, Lane, PAUSE, Plan, Progress, RESET, Seat,
+    },
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
@@ -30,6 +32,8 @@ use super::{
 pub(super) const SUSPECT: u32 = 3;
 /// How often a lane whose claim may have ended looks whether it holds again.
 const LOOK: Duration = Duration::from_millis(20);
+/// How soon a paused lane tries again to acknowledge what is finished.
+const PAY_AGAIN: Duration = Duration::from_millis(500);
 
 /// What a lane knows of its part in the group.
 pub(crate) struct Group {
@@ -262,6 +266,23 @@ impl Progress for Group {
                 deliveries: known.before,
                 attempts: known.origin.attempts,
             })
+    }
+
+    /// Nothing is read meanwhile that an acknowledgement could travel with, and nobody keeps alive what is
+    /// finished: another would be given it.
+    fn holds_still(lane: &mut Lane<Self>) {
+        let is_held = |lane: &Lane<Self>| {
+            let bits = lane.context.interrupt.bits();
+            bits & PAUSE != 0 && bits & CALLED == 0 && lane.plan.fence.holds_for_certain()
+        };
+        while !lane.progress.debts.is_empty() && is_held(lane) {
+            if lane.connect().is_ok() {
+                Self::pay_meanwhile(lane);
+            }
+            if !lane.progress.debts.is_empty() {
+                lane.context.interrupt.sleep(PAY_AGAIN, CALLED);
+            }
+        }
     }
 
     /// Not worth a round trip: what is finished is acknowledged when the call is over.

@@ -68,3 +68,35 @@ fn messages_that_wait_under_one_id_in_two_streams_are_both_kept() {
     all.sort();
     assert_eq!(all, ["new", "replayed"]);
 }
+
+#[test]
+fn what_is_finished_is_acknowledged_before_a_pause_begins() {
+    let server = server();
+    let topic = "acked-paused";
+    let streams = open(&server.url(), topic, 1);
+    publish(&streams, topic, 0..1);
+    let (begun, seen, go) = (
+        Seen::default(),
+        Seen::default(),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let handle = {
+        let (begun, seen, go) = (begun.clone(), seen.clone(), Arc::clone(&go));
+        move |m: &Message<'_>| -> HandlerResult {
+            begun.push(());
+            expect("the signal", || go.load(SeqCst));
+            seen.push(text(m));
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, topic).shared(handle).start().unwrap();
+    begun.wait_for(1);
+    consumer.pause();
+    go.store(true, SeqCst);
+    seen.wait_for(1);
+    expect("what is finished to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
+    consumer.resume();
+    assert_eq!(seen.len(), 1);
+}
