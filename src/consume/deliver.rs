@@ -40,6 +40,14 @@ pub(crate) enum Handler {
     Messages(Box<dyn MessageHandler>),
 }
 
+impl Handler {
+    /// Stands where none could be made: fails every message, saying why.
+    pub(crate) fn missing(why: String) -> Self {
+        let fail = move |_: &Message<'_>| -> HandlerResult { Err(why.clone().into()) };
+        Self::Messages(Box::new(fail))
+    }
+}
+
 /// Makes a handler for a partition; called by its lane.
 pub(crate) type HandlerFactory = Arc<dyn Fn(u32) -> Handler + Send + Sync>;
 

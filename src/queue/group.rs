@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -12,8 +13,10 @@ use crate::{
     batch::{Aside, Record},
     clock,
     consume::{
-        Before, Brought, CALLED, Failures, Flow, Handler, Lane, PAUSE, Plan, Progress, RESET, Seat,
+        Before, Brought, CALLED, Failures, Flow, Handler, Lane, PAUSE, Plan, Progress, RESET,
+        RETRIES, Seat,
     },
+    handler::panic_text,
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
@@ -59,10 +62,17 @@ pub(crate) struct Group {
     pub(super) given: Vec<(StreamId, u32)>,
     /// The records before this one have their acknowledgement, or owe it.
     pub(super) settled: usize,
-    /// Of the retry stream, whose messages are of all partitions: the handlers of those that none is in hand of.
-    handlers: BTreeMap<u32, Handler>,
+    handlers: Handlers,
     pub(super) quiet_late: Quiet,
     pub(super) quiet_gone: Quiet,
+}
+
+/// The handlers of a lane that reads messages of all partitions, as that of the retry stream does.
+struct Handlers {
+    /// By partition; that in hand is not among them.
+    idle: BTreeMap<u32, Handler>,
+    /// Whether there is one in hand: none is made where the factory panics.
+    has_one: bool,
 }
 
 /// What is known of an entry beside what is in it.
@@ -95,7 +105,10 @@ impl Group {
                 has_acked: false,
                 known: Vec::new(),
                 settled: 0,
-                handlers: BTreeMap::new(),
+                handlers: Handlers {
+                    idle: BTreeMap::new(),
+                    has_one: lane != RETRIES,
+                },
                 quiet_late: Quiet::default(),
                 quiet_gone: Quiet::default(),
             })
@@ -254,7 +267,7 @@ impl Progress for Group {
             .saturating_add(known.before)
             .saturating_add(made);
         lane.context.attempt.store(attempt, Relaxed);
-        if partition != lane.context.partition {
+        if partition != lane.context.partition || !lane.progress.handlers.has_one {
             lane.change_to(partition);
         }
     }
@@ -413,11 +426,21 @@ impl Lane<Group> {
     /// Has the handler of another partition, which is made when there is none yet: each is given the messages
     /// of its own.
     fn change_to(&mut self, partition: u32) {
-        let other = self.progress.handlers.remove(&partition);
-        let other = other.unwrap_or_else(|| (self.plan.factory)(partition));
+        let there = self.progress.handlers.idle.remove(&partition).map(Ok);
+        let factory = &self.plan.factory;
+        let made = there.unwrap_or_else(|| catch_unwind(AssertUnwindSafe(|| factory(partition))));
+        let has_one = made.is_ok();
+        let other = made.unwrap_or_else(|panic| {
+            let why = panic_text(&*panic);
+            Handler::missing(format!(
+                "the handler factory panicked for partition {partition}: {why}"
+            ))
+        });
         let before = mem::replace(&mut self.handler, other);
         let of = mem::replace(&mut self.context.partition, partition);
-        self.progress.handlers.insert(of, before);
+        if mem::replace(&mut self.progress.handlers.has_one, has_one) {
+            self.progress.handlers.idle.insert(of, before);
+        }
     }
 }
 

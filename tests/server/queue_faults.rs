@@ -100,3 +100,37 @@ fn what_is_finished_is_acknowledged_before_a_pause_begins() {
     consumer.resume();
     assert_eq!(seen.len(), 1);
 }
+
+#[test]
+fn a_factory_that_panics_for_one_partition_fails_what_is_tried_again_of_it_alone() {
+    let server = server();
+    let topic = "no-handler";
+    let streams = open(&server.url(), topic, 2);
+    streams.publisher(topic).unwrap();
+    for (partition, body) in [("0", "a"), ("1", "b"), ("0", "c")] {
+        add_retry(&server, topic, "*", partition, body);
+    }
+    let seen = Seen::default();
+    let factory = {
+        let seen = seen.clone();
+        move |p| {
+            let thread = thread::current();
+            let retries = thread.name().is_some_and(|name| name.contains("retries"));
+            assert!(p == 0 || !retries, "no handler for partition {p}");
+            let seen = seen.clone();
+            move |m: &Message<'_>| -> HandlerResult {
+                seen.push(text(m));
+                Ok(())
+            }
+        }
+    };
+    let consumer = worker(&streams, topic).retry(0).messages(factory);
+    let consumer = consumer.start().unwrap();
+    expect("a dead letter", || {
+        streams.admin().dead_letters(topic, "c").count().unwrap() == 1
+    });
+    seen.wait_for(2);
+    consumer.stop();
+    assert_eq!(seen.all(), ["a", "c"]);
+    assert_eq!(pending(&server, &format!("re:rt:{{{topic}}}:c")), 0);
+}
