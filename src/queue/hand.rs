@@ -12,6 +12,8 @@ pub(crate) struct Hand {
     held: Mutex<Held>,
     /// More has become pending under our name than the lane has read.
     more: AtomicBool,
+    /// Something of a partition that is ours is pending under the name of another.
+    strays: AtomicBool,
     /// So many entries under our name were found to be gone from the stream.
     lost: AtomicU64,
     /// How often it is yet worth writing down how far the group is.
@@ -96,5 +98,15 @@ impl Hand {
     /// Asked by the lane, once for each [`add`](Self::add).
     pub(super) fn has_more(&self) -> bool {
         self.more.load(Relaxed) && self.more.swap(false, Relaxed)
+    }
+
+    /// Something of a partition that is ours is pending under the name of another: the lane is to take it over.
+    pub(super) fn stray(&self) {
+        self.strays.store(true, Relaxed);
+    }
+
+    /// Asked by the lane, once for each [`stray`](Self::stray).
+    pub(super) fn has_strays(&self) -> bool {
+        self.strays.load(Relaxed) && self.strays.swap(false, Relaxed)
     }
 }

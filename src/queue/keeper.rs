@@ -297,6 +297,10 @@ impl Keeper {
             let Some((name, pending)) = consumer_of(consumer) else {
                 continue;
             };
+            if pending > 0 && !self.shares(n) && *name != *plan.member.name {
+                // A question of who owned the partition before may be answered after it was taken from him.
+                hand.stray();
+            }
             if *name == *plan.member.name || !is_ours(&name) || self.live.contains(&name) {
                 continue;
             }

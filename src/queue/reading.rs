@@ -26,6 +26,9 @@ const LETTER_PAIRS: &str = "12";
 impl Group {
     pub(super) fn try_read(lane: &mut Lane<Self>) -> Result<Brought> {
         lane.connect()?;
+        if lane.progress.hand.has_strays() {
+            lane.progress.acquired = false;
+        }
         Self::acquire(lane)?;
         let due = Self::move_due(lane)?;
         if lane.progress.hand.has_more() {
@@ -134,7 +137,7 @@ impl Group {
     /// Where partitions are claimed: takes over what others have of this one, once it is ours.
     pub(super) fn acquire(lane: &mut Lane<Self>) -> Result<()> {
         let claimed = lane.progress.plan.lease.is_some() && lane.progress.source != Source::Retries;
-        if lane.progress.acquired || !claimed {
+        if lane.progress.acquired || !claimed || lane.reader.is_outstanding() {
             return Ok(());
         }
         let (key, plan) = (lane.reader.key().to_vec(), Arc::clone(&lane.progress.plan));

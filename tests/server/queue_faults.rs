@@ -20,6 +20,16 @@ fn text(m: &Message<'_>) -> String {
     String::from_utf8_lossy(m.body()).into_owned()
 }
 
+/// Adds so many entries and has a member of that name read them before any other can.
+fn snatch(server: &PrivateServer, key: &str, member: &str, bodies: std::ops::Range<u32>) {
+    let script =
+        "for n = ARGV[2], ARGV[3] - 1 do redis.call('XADD', KEYS[1], '*', 'b', n, 't', 'T') end
+        redis.call('XREADGROUP', 'GROUP', 'c', ARGV[1], 'STREAMS', KEYS[1], '>')";
+    let (from, to) = (bodies.start.to_string(), bodies.end.to_string());
+    let snatch = ["EVAL", script, "1", key, member, &from, &to];
+    server.command(&snatch).unwrap();
+}
+
 /// An entry of the retry stream.
 fn add_retry(server: &PrivateServer, topic: &str, id: &str, partition: &str, body: &str) {
     let key = format!("re:rt:{{{topic}}}:c");
@@ -133,4 +143,24 @@ fn a_factory_that_panics_for_one_partition_fails_what_is_tried_again_of_it_alone
     consumer.stop();
     assert_eq!(seen.all(), ["a", "c"]);
     assert_eq!(pending(&server, &format!("re:rt:{{{topic}}}:c")), 0);
+}
+
+#[test]
+fn what_a_former_owner_was_given_after_the_handover_is_its_successors() {
+    let server = server();
+    let topic = "late-read";
+    let streams = open(&server.url(), topic, 1);
+    let seen = Seen::default();
+    let consumer = recording(owner(&streams, topic).claim_interval(SHORT), &seen);
+    let consumer = consumer.start().unwrap();
+    running(&consumer);
+    publish(&streams, topic, 0..1);
+    seen.wait_for(1);
+    // the question of one that was owner before is answered late
+    snatch(&server, &stream(topic, 0), "former#0a1b2c3d", 1..3);
+    let all = seen.wait_for(3);
+    assert_eq!(all, ["0", "1", "2"]);
+    expect("all to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
 }
