@@ -38,5 +38,5 @@ pub(crate) use register::{Keeps, register, registered};
 pub(crate) use resets::{RESET, Resets};
 pub(crate) use seats::Seats;
 pub(crate) use start::{Places, StartPoint, extend, resolve};
-pub(crate) use store::{PositionStore, Stored};
+pub(crate) use store::{KNOWN, PositionStore, Stored};
 pub(crate) use watch::GapHook;

@@ -164,3 +164,32 @@ fn what_a_former_owner_was_given_after_the_handover_is_its_successors() {
         pending(&server, &stream(topic, 0)) == 0
     });
 }
+
+#[test]
+fn a_partition_that_was_added_while_nobody_was_there_is_read_from_its_beginning() {
+    let server = server();
+    let topic = "added-meanwhile";
+    let seen = Seen::default();
+    let start = |streams: &Streams| {
+        let worker = worker(streams, topic).start_from_when_missing(StartFrom::Now);
+        recording(worker, &seen).start().unwrap()
+    };
+    let streams = open(&server.url(), topic, 1);
+    let consumer = start(&streams);
+    running(&consumer);
+    publish(&streams, topic, 0..1);
+    seen.wait_for(1);
+    consumer.stop();
+    drop(streams);
+    let streams = open(&server.url(), topic, 2);
+    let publisher = streams.publisher(topic).unwrap();
+    for n in 1..20 {
+        publisher
+            .publish(n.to_string(), "T", n.to_string())
+            .unwrap();
+    }
+    let added = server.command(&["XLEN", &stream(topic, 1)]).unwrap();
+    assert!(added.int().unwrap() > 0, "some are in what was added");
+    let _consumer = start(&streams);
+    seen.wait_for(20);
+}
