@@ -90,11 +90,12 @@ impl Group {
     pub(crate) fn keep(plan: &Arc<GroupPlan>, seat: &Seat) -> impl FnMut() -> Option<Self> + use<> {
         let (plan, lane) = (Arc::clone(plan), seat.partition);
         let stream: Box<[u8]> = seat.key.clone();
+        let interrupt = Arc::clone(&seat.interrupt);
         move || {
             Some(Self {
                 source: Source::of(lane),
                 lane,
-                hand: plan.lanes.join(lane, &stream),
+                hand: plan.lanes.join(lane, &stream, &interrupt),
                 plan: Arc::clone(&plan),
                 behind: true,
                 acquired: false,

@@ -162,7 +162,7 @@ impl Keeper {
         let (mut connected, was_dead) = (None, !self.dead.is_empty());
         self.saw_dead = false;
         for (n, stream, hand) in &lanes {
-            if hand.is_busy_for(BUSY_MS) {
+            if hand.is_busy_for(BUSY_MS) || hand.is_paused() {
                 continue;
             }
             let shared = self.shares(*n);

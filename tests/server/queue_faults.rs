@@ -193,3 +193,22 @@ fn a_partition_that_was_added_while_nobody_was_there_is_read_from_its_beginning(
     let _consumer = start(&streams);
     seen.wait_for(20);
 }
+
+#[test]
+fn who_is_paused_takes_nothing_over() {
+    let server = server();
+    let topic = "paused-heir";
+    let pods = ["paused", "works"].map(|pod| as_pod(&server, topic, 1, pod));
+    let seen = Seen::default();
+    let consumers = pods.each_ref().map(|streams| {
+        let worker = worker(streams, topic).claim_interval(SHORT);
+        recording(worker, &seen).start().unwrap()
+    });
+    consumers.iter().for_each(running);
+    consumers[0].pause();
+    snatch(&server, &stream(topic, 0), "gone#0a1b2c3d", 0..900);
+    seen.wait_for(900);
+    expect("all to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
+}
