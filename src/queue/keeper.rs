@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -65,6 +66,8 @@ pub(crate) struct Keeper {
     connection: Option<Connection>,
     /// Who lived at the last look.
     live: BTreeSet<String>,
+    /// Whether that has changed in the middle of a turn.
+    has_changed: bool,
     /// Since when members are known to live no more.
     dead: BTreeMap<String, Instant>,
     /// Some of them were met in this turn.
@@ -99,6 +102,7 @@ impl Keeper {
             interrupt,
             connection: None,
             live: BTreeSet::new(),
+            has_changed: false,
             dead: BTreeMap::new(),
             saw_dead: false,
             looked: BTreeSet::new(),
@@ -151,7 +155,7 @@ impl Keeper {
                 }
             }
         }
-        let changed = self.look_who_lives()?;
+        let changed = self.look_who_lives()? | mem::take(&mut self.has_changed);
         let due = now >= self.next_search;
         if due {
             self.next_search = now + self.terms.interval;
@@ -303,6 +307,13 @@ impl Keeper {
             }
             if *name == *plan.member.name || !is_ours(&name) || self.live.contains(&name) {
                 continue;
+            }
+            if !self.dead.contains_key(&name) {
+                // It may have come since it was looked who lives.
+                self.has_changed |= self.look_who_lives()?;
+                if self.live.contains(&name) {
+                    continue;
+                }
             }
             self.saw_dead = true;
             let now = clock::now();

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use streamlane::{testing::PrivateServer, *};
+use streamlane::{
+    testing::{Fault, PrivateServer, Relay, Way},
+    *,
+};
 
 use crate::{
     queues::{SHORT, as_pod, owner, pending, stream, worker},
@@ -211,4 +214,49 @@ fn who_is_paused_takes_nothing_over() {
     expect("all to be acknowledged", || {
         pending(&server, &stream(topic, 0)) == 0
     });
+}
+
+#[test]
+fn who_has_just_come_is_not_taken_for_dead() {
+    let server = server();
+    let (topic, partitions) = ("just-come", 32);
+    // One that looks at every lane all the time, and takes long for that.
+    let relay = Relay::to(&server).unwrap();
+    let settings = settings(&relay.url(), topic, partitions).pod_name("looks");
+    let looks = Streams::open(settings).unwrap();
+    let seen = Seen::default();
+    let worker = |streams: &Streams| worker(streams, topic).claim_interval(SHORT);
+    let first = recording(worker(&looks), &seen).start().unwrap();
+    running(&first);
+    for way in [Way::Requests, Way::Replies] {
+        relay.fault(way, Fault::Delay(Duration::from_millis(20)));
+    }
+    let comes = as_pod(&server, topic, partitions, "comes");
+    let handle = {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(text(m));
+            thread::sleep(Duration::from_secs(2));
+            Ok(())
+        }
+    };
+    thread::sleep(Duration::from_secs(1)); // it is in the middle of looking
+    let second = worker(&comes).shared(handle).start().unwrap();
+    let publisher = comes.publisher(topic).unwrap();
+    for n in 0..100 {
+        let n = n.to_string();
+        publisher.publish(n.clone(), "T", n).unwrap();
+    }
+    seen.wait_for(100);
+    relay.heal();
+    let key = |p| stream(topic, p);
+    expect("all to be acknowledged", || {
+        (0..partitions).all(|p| pending(&server, &key(p)) == 0)
+    });
+    second.stop();
+    first.stop();
+    let mut all = seen.all();
+    all.sort();
+    all.dedup();
+    assert_eq!((all.len(), seen.len()), (100, 100), "each is handled once");
 }
