@@ -36,6 +36,8 @@ use super::{
 const LOOK: Duration = Duration::from_secs(1);
 /// A lane that has been at the same for so long is not given more to do, if another can have it.
 const BUSY_MS: u64 = 2000;
+/// How many entries are kept alive by one command: more would hold the server up.
+const KEPT: usize = 2000;
 /// How many idle entries are claimed from one stream at once.
 const CLAIMED: usize = 100;
 /// Members that were not seen for so long are not remembered.
@@ -193,12 +195,15 @@ impl Keeper {
         let at_ms = clock::coarse_ms();
         let texts: Vec<String> = ids.iter().map(StreamId::to_string).collect();
         let member = &Arc::clone(&self.plan).member;
-        let mut args: Vec<&str> = vec![&member.group, &member.name];
-        args.extend(texts.iter().map(String::as_str));
-        // Of a stream that is gone nothing can be kept alive, and the lane finds out for itself.
-        if self.run_script(&KEEP, &[stream], &args)?.is_some() {
-            hand.kept(at_ms);
+        for texts in texts.chunks(KEPT) {
+            let mut args: Vec<&str> = vec![&member.group, &member.name];
+            args.extend(texts.iter().map(String::as_str));
+            // Of a stream that is gone nothing can be kept alive, and the lane finds out for itself.
+            if self.run_script(&KEEP, &[stream], &args)?.is_none() {
+                return Ok(());
+            }
         }
+        hand.kept(at_ms);
         Ok(())
     }
 

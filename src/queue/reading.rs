@@ -66,7 +66,7 @@ impl Group {
     /// Asks for what was given to us before, if there may be any, else for what is new, with the
     /// acknowledgements that are owed in front.
     pub(super) fn request(lane: &mut Lane<Self>, due: Option<Duration>) -> Result<()> {
-        if !lane.progress.has_acked || lane.progress.behind {
+        if !lane.progress.has_acked || lane.progress.behind || !lane.progress.debts.are_few() {
             // What is finished is not to be among what is pending.
             Self::pay_now(lane)?;
         }

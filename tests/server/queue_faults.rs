@@ -260,3 +260,59 @@ fn who_has_just_come_is_not_taken_for_dead() {
     all.dedup();
     assert_eq!((all.len(), seen.len()), (100, 100), "each is handled once");
 }
+#[test]
+fn large_batches_do_not_hold_the_server_up() {
+    let server = server();
+    let (topic, many) = ("large-batch", 30_000);
+    let streams = open(&server.url(), topic, 1);
+    streams.publisher(topic).unwrap();
+    let script = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'b', n, 't', 'T') end";
+    let (key, all) = (stream(topic, 0), many.to_string());
+    for told in [
+        &["EVAL", script, "1", &*key, &all][..],
+        &["CONFIG", "SET", "slowlog-max-len", "100000"],
+        &["CONFIG", "SET", "slowlog-log-slower-than", "0"],
+    ] {
+        server.command(told).unwrap();
+    }
+    let (idle, seen) = (Duration::from_millis(600), Seen::default());
+    let handle = {
+        let seen = seen.clone();
+        move |batch: &Batch<'_>| -> HandlerResult {
+            if batch.len() > 8000 {
+                thread::sleep(3 * idle);
+            }
+            seen.push(batch.len());
+            Ok(())
+        }
+    };
+    let worker = worker(&streams, topic).claim_idle(idle);
+    let consumer = worker
+        .batch_size(many)
+        .batch_bytes(16 << 20)
+        .shared_batches(handle);
+    let consumer = consumer.start().unwrap();
+    expect("all to be handled", || {
+        seen.all().iter().sum::<usize>() == many as usize
+    });
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+    consumer.stop();
+    assert!(*seen.all().iter().max().unwrap() > 8000, "{:?}", seen.all());
+    let log = server.command(&["SLOWLOG", "GET", "-1"]).unwrap();
+    let of_scripts = log.items().iter().filter_map(|entry| {
+        let words = entry.items()[3].items();
+        (words[0].text().eq_ignore_ascii_case("EVALSHA")).then(|| words.last().unwrap().text())
+    });
+    let counts = of_scripts.filter_map(|last| {
+        let more = last
+            .strip_prefix("... (")?
+            .strip_suffix(" more arguments)")?;
+        more.parse::<u32>().ok()
+    });
+    let counts: Vec<_> = counts.collect();
+    assert!(
+        counts.len() >= 8,
+        "three times kept alive at least, and acknowledged: {counts:?}"
+    );
+    assert!(counts.iter().all(|n| *n <= 5000), "{counts:?}");
+}
