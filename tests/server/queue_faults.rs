@@ -316,3 +316,35 @@ fn large_batches_do_not_hold_the_server_up() {
     );
     assert!(counts.iter().all(|n| *n <= 5000), "{counts:?}");
 }
+#[test]
+fn what_is_given_out_from_the_new_place_on_is_not_dropped_by_a_reset() {
+    let server = server();
+    let topic = "reset-drops";
+    let streams = open(&server.url(), topic, 1);
+    let (seen, go) = (Seen::default(), Arc::new(AtomicBool::new(true)));
+    let handle = {
+        let (seen, go) = (seen.clone(), Arc::clone(&go));
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(text(m));
+            expect("the signal", || go.load(SeqCst));
+            Ok(())
+        }
+    };
+    let _consumer = worker(&streams, topic).shared(handle).start().unwrap();
+    publish(&streams, topic, 0..10);
+    seen.wait_for(10);
+    let key = stream(topic, 0);
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+    go.store(false, SeqCst);
+    // Members read between any two commands of the reset.
+    let relay = Relay::to(&server).unwrap();
+    let far = open(&relay.url(), topic, 1);
+    relay.fault(Way::Replies, Fault::Delay(5 * SHORT));
+    let reset = far.admin().reset(topic, "c", ResetTo::Start);
+    reset.pending(Pending::Drop).force().apply().unwrap();
+    seen.wait_for(11);
+    assert!(pending(&server, &key) > 0, "it is in hand");
+    go.store(true, SeqCst);
+    seen.wait_for(20);
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+}
