@@ -436,9 +436,10 @@ impl Keeper {
         if list.is_none() {
             let mut cmd = redis::cmd("CLIENT");
             cmd.arg("LIST").arg("TYPE").arg("normal");
-            *list = match self.ask(&cmd)? {
-                Some(value) => text(&value),
-                None => None,
+            *list = match self.ask(&cmd) {
+                Err(e) if !e.keeps_connection() => return Err(e),
+                // without the right to ask, too
+                told => told.ok().flatten().and_then(|value| text(&value)),
             };
         }
         let ending = format!("-{incarnation} ");

@@ -348,3 +348,19 @@ fn what_is_given_out_from_the_new_place_on_is_not_dropped_by_a_reset() {
     seen.wait_for(20);
     expect("all to be acknowledged", || pending(&server, &key) == 0);
 }
+#[test]
+fn who_may_not_list_connections_takes_over_from_strangers_at_once() {
+    let server = server();
+    let topic = "no-list";
+    let rules = ["ACL", "SETUSER", "default", "-client|list"];
+    server.command(&rules).unwrap();
+    let (streams, seen) = (as_pod(&server, topic, 1, "m"), Seen::default());
+    let worker = worker(&streams, topic).claim_interval(SHORT);
+    let worker = worker.lease_ttl(Duration::from_secs(4)).lease_renew(SHORT);
+    let consumer = recording(worker, &seen).start().unwrap();
+    running(&consumer);
+    // The first may be a predecessor that has not heard of it, and is waited for.
+    snatch(&server, &stream(topic, 0), "m#0a1b2c3d", 0..1);
+    snatch(&server, &stream(topic, 0), "z#0a1b2c3d", 1..2);
+    assert_eq!(seen.wait_for(2), ["1", "0"]);
+}
