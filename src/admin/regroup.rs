@@ -1,8 +1,6 @@
 //! Moving a consumer that is a group: its groups are set to another place, and what is pending in them is dealt
 //! with as asked.
 
-use std::time::Duration;
-
 use crate::{
     Result, StreamId,
     error::Error,
@@ -24,16 +22,18 @@ pub enum Pending {
     Drop,
 }
 
-/// `KEYS`: the stream. `ARGV`: the group; the most entries. Acknowledges what is pending, whoever has it; says how
-/// many these were.
+/// `KEYS`: the stream. `ARGV`: the group; the most entries; where the group is to be. Acknowledges what is pending,
+/// whoever has it, and moves the group when that was all: what members are given from the new place on is not to be
+/// taken for it. Says how many these were.
 const DROP: Script = Script {
     text: r"#!lua flags=allow-oom
 local found, ids = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[2]), {}
 for i, entry in ipairs(found) do ids[i] = entry[1] end
 if #ids > 0 then redis.call('XACK', KEYS[1], ARGV[1], unpack(ids)) end
+if #ids < tonumber(ARGV[2]) then redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[3]) end
 return #ids",
-    sha1: "7295a60857ba1a3128f90ddb226d7c855b5487e1",
-    commands: "+eval +evalsha +xpending +xack",
+    sha1: "565b966a09ff31e1fc968e01b392c37491dfdd16",
+    commands: "+eval +evalsha +xpending +xack +xgroup",
 };
 
 /// So many entries are dropped by one call.
@@ -69,9 +69,14 @@ pub(super) fn set(
     pending: Option<Pending>,
     by: Deadline,
 ) -> Result<()> {
-    let mut set = redis::cmd("XGROUP");
-    set.arg("SETID").arg(stream).arg(group).arg(to.to_string());
-    match c.call(&set, by.left()) {
+    let moved = if pending == Some(Pending::Drop) {
+        drop_and_move(c, (stream, group), to, by)
+    } else {
+        let mut set = redis::cmd("XGROUP");
+        set.arg("SETID").arg(stream).arg(group).arg(to.to_string());
+        c.call(&set, by.left()).map(drop)
+    };
+    match moved {
         Err(e)
             if matches!(e.server_code(), Some("NOGROUP"))
                 || e.message().contains("requires the key") =>
@@ -85,10 +90,7 @@ pub(super) fn set(
                 .arg("MKSTREAM");
             c.call(&create, by.left())?;
         }
-        done => drop(done?),
-    }
-    if pending == Some(Pending::Drop) {
-        while drop_some(c, stream, group, by.left())? == AT_ONCE {}
+        done => done?,
     }
     // Should the group be lost before a member writes this down.
     let mut mark = redis::cmd("HSET");
@@ -98,19 +100,27 @@ pub(super) fn set(
     c.call(&mark, by.left()).map(drop)
 }
 
-fn drop_some(c: &mut Connection, stream: &str, group: &str, timeout: Duration) -> Result<u64> {
-    let dropped = by_hash_first(|form| {
-        let cmd = DROP.on_key(
-            form,
-            stream.as_bytes(),
-            &[group.as_bytes(), AT_ONCE.to_string().as_bytes()],
-        );
-        c.ask::<u64>(&cmd, timeout)
-    });
-    dropped.map_err(|e: Error| {
-        DROP.saying_what_to_grant(e, &[stream])
-            .on_key(stream.as_bytes())
-    })
+fn drop_and_move(
+    c: &mut Connection,
+    (stream, group): (&str, &str),
+    to: StreamId,
+    by: Deadline,
+) -> Result<()> {
+    let (most, to) = (AT_ONCE.to_string(), to.to_string());
+    let args = [group.as_bytes(), most.as_bytes(), to.as_bytes()];
+    loop {
+        let dropped = by_hash_first(|form| {
+            let cmd = DROP.on_key(form, stream.as_bytes(), &args);
+            c.ask::<u64>(&cmd, by.left())
+        });
+        let dropped = dropped.map_err(|e: Error| {
+            DROP.saying_what_to_grant(e, &[stream])
+                .on_key(stream.as_bytes())
+        })?;
+        if dropped < AT_ONCE {
+            return Ok(());
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]

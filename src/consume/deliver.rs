@@ -40,6 +40,14 @@ pub(crate) enum Handler {
     Messages(Box<dyn MessageHandler>),
 }
 
+impl Handler {
+    /// Stands where none could be made: fails every message, saying why.
+    pub(crate) fn missing(why: String) -> Self {
+        let fail = move |_: &Message<'_>| -> HandlerResult { Err(why.clone().into()) };
+        Self::Messages(Box::new(fail))
+    }
+}
+
 /// Makes a handler for a partition; called by its lane.
 pub(crate) type HandlerFactory = Arc<dyn Fn(u32) -> Handler + Send + Sync>;
 
@@ -152,7 +160,7 @@ impl<P: Progress> Lane<P> {
                         handed: called.handed,
                         done: called.done,
                         retried: attempts.retried || before.attempts > 0,
-                        attempts: before.attempts + attempts.parkings,
+                        attempts: before.attempts.saturating_add(attempts.parkings),
                         most: self.most_attempts(&called),
                         hopeless: self.is_hopeless(before) || self.is_about_no_message(&called),
                         out_of_place: self.plan.out_of_place,
@@ -316,12 +324,13 @@ impl<P: Progress> Lane<P> {
                         _ => DeadLetterReason::Retries,
                     },
                 };
-                let pause = match step.then {
-                    Then::Later(_, pause) => {
-                        Some(pause.unwrap_or_else(|| self.pause_before(before.attempts + 1)))
-                    }
-                    _ => None,
-                };
+                let pause =
+                    match step.then {
+                        Then::Later(_, pause) => Some(pause.unwrap_or_else(|| {
+                            self.pause_before(before.attempts.saturating_add(1))
+                        })),
+                        _ => None,
+                    };
                 for _ in 0..messages {
                     let gone = match pause {
                         Some(pause) => P::retry_later(self, *start, pause, &failures),

@@ -212,7 +212,10 @@ impl<P: Progress> Lane<P> {
         .with_payloads(seat.payloads.clone());
         Self {
             name: seat.to_string().into(),
-            handler: (plan.factory)(partition),
+            handler: match seat.partition {
+                RETRIES => Handler::missing("none was made yet".into()), // made when there is a message
+                partition => (plan.factory)(partition),
+            },
             reader,
             context: Context {
                 topic: Arc::clone(&seat.topic),
@@ -355,6 +358,7 @@ impl<P: Progress> Lane<P> {
             if runs {
                 self.monitor.enter(LaneState::Paused, "");
             }
+            P::holds_still(self);
             self.context.interrupt.wait_clear(PAUSE, CALLED);
             if runs {
                 self.monitor.enter(LaneState::Running, "");

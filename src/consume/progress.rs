@@ -43,6 +43,8 @@ pub(crate) trait Progress: Sized {
     }
     /// Where that is not so: no message is in hand for a while.
     fn came_back(_: &mut Lane<Self>) {}
+    /// The lane is paused, and nobody knows for how long.
+    fn holds_still(_: &mut Lane<Self>) {}
     /// The handler says, in the middle of its call, that everything up to this one is finished.
     fn done(&mut self, record: &Record);
     /// The records before `end` of `total` are finished.

@@ -25,7 +25,7 @@ pub(crate) const GROUP: usize = 8;
 
 /// The field of the meta hash that says how many partitions of the topic the consumer has known. Those
 /// beyond were added later: nothing of them was passed over, whatever a start point says.
-const KNOWN: &str = "partitions";
+pub(crate) const KNOWN: &str = "partitions";
 
 /// The position hashes of one consumer.
 #[derive(Clone, Debug)]

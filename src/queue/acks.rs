@@ -21,6 +21,9 @@ use super::{
     scripts::ACK,
 };
 
+/// So many are acknowledged by one command at most: more would hold the server up.
+const AT_ONCE: usize = 5000;
+
 /// What a lane owes the server: acknowledgements of what is finished here. They are owed until the server has
 /// answered, for what is finished is not to be handled here again.
 #[derive(Debug, Default)]
@@ -50,6 +53,11 @@ impl Debts {
         self.ids.len()
     }
 
+    /// Whether one command is enough for all of them.
+    pub(super) fn are_few(&self) -> bool {
+        self.ids.len() <= AT_ONCE
+    }
+
     /// Whether an answer about them is on its way.
     pub(super) fn is_asked(&self) -> bool {
         self.asked > 0
@@ -60,7 +68,7 @@ impl Debts {
         self.asked = 0;
     }
 
-    /// Renders the acknowledgement of all of them.
+    /// Renders the acknowledgement of all of them, or of the first where they are [not few](Self::are_few).
     pub(super) fn render(
         &mut self,
         plan: &GroupPlan,
@@ -69,11 +77,11 @@ impl Debts {
         of: (Source, &[u8]),
     ) {
         self.ids.sort_unstable(); // as they mostly are
-        plan.begin((&ACK, form), out, of, &[], self.ids.len());
-        for id in &self.ids {
+        self.asked = self.ids.len().min(AT_ONCE);
+        plan.begin((&ACK, form), out, of, &[], self.asked);
+        for id in &self.ids[..self.asked] {
             resp::arg(out, id.encode(&mut [0; ID_MAX]));
         }
-        self.asked = self.ids.len();
     }
 
     /// Takes in what the server has answered. Says how many were not ours any more, and the first of them.
@@ -129,6 +137,22 @@ impl Group {
     }
 
     pub(super) fn pay(
+        &mut self,
+        connection: &mut Connection,
+        stream: &[u8],
+        (commands, inbox): (&mut Vec<u8>, &mut Inbox),
+        timeout: Duration,
+    ) -> Result<Late> {
+        let mut all = Late::default();
+        while !self.debts.is_empty() {
+            let late = self.pay_some(connection, stream, (commands, inbox), timeout)?;
+            all.many += late.many;
+            all.first = all.first.or(late.first);
+        }
+        Ok(all)
+    }
+
+    fn pay_some(
         &mut self,
         connection: &mut Connection,
         stream: &[u8],

@@ -3,16 +3,18 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    AckDelete, Result, StreamId,
-    consume::{Extent, Lane, RETRIES, Stored},
+    AckDelete, Result, StreamId, clock,
+    consume::{Extent, KNOWN, Lane, RETRIES, Stored},
     error::{Error, ErrorKind},
     net::Connection,
 };
 
 use super::{group::Group, low_water::groups, plan::GroupPlan};
 
-/// So many finished messages are remembered when their group was lost, the newest.
-const MOST_FINISHED: usize = 100_000;
+/// So many finished messages are remembered when their group was lost, the newest, and for how long: they are
+/// given out again at once, or never.
+const MOST_FINISHED: usize = 10_000;
+const REMEMBERED_MS: u64 = 60_000;
 
 /// Where groups begin that there is no mark of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,13 +141,14 @@ impl GroupPlan {
         if self.ack_delete == AckDelete::Immediate {
             self.refuse_others(connection, streams)?;
         }
+        let known = self.known(connection)?;
         let all = (0..).zip(streams.iter().map(|s| &**s));
         for (lane, stream) in all.chain([(RETRIES, self.keys.retries.as_bytes())]) {
             if let Some(Reborn {
                 after,
                 why,
                 mark: Some(mark),
-            }) = again(connection, self, lane, stream)?
+            }) = again(connection, self, (lane, stream), known)?
             {
                 log::error!(
                     "{}: the consumer group {:?} was LOST while nobody was there, and was made again after {after}, \
@@ -155,7 +158,21 @@ impl GroupPlan {
                 );
             }
         }
+        let partitions = streams.len() as u32;
+        if known.is_none_or(|known| known < partitions) {
+            let mut know = redis::cmd("HSET");
+            know.arg(&self.keys.meta).arg(KNOWN).arg(partitions);
+            connection.call(&know, self.timeout)?;
+        }
         Ok(vec![Stored::default(); streams.len()])
+    }
+
+    /// How many partitions of the topic the consumer has known; `None` before it ever began.
+    fn known(&self, connection: &mut Connection) -> Result<Option<u32>> {
+        let mut known = redis::cmd("HGET");
+        known.arg(&self.keys.meta).arg(KNOWN);
+        let known: Option<Vec<u8>> = connection.ask(&known, self.timeout)?;
+        Ok(known.and_then(|n| str::from_utf8(&n).ok()?.parse().ok()))
     }
 
     /// Refuses to delete what other groups have not read, whoever reads through them.
@@ -208,12 +225,13 @@ pub(super) struct Reborn {
 
 /// Makes the group of a lane's stream where there is none: where it was as far as anybody knows, the
 /// smallest of what is known; so nothing is passed over, and what was finished behind it is handed over
-/// again. `None` when there is one. Blocks for a few round trips.
+/// again. Of the partitions so many were `known` when the consumer last began. `None` when there is one. Blocks
+/// for a few round trips.
 pub(super) fn again(
     connection: &mut Connection,
     plan: &GroupPlan,
-    lane: u32,
-    stream: &[u8],
+    (lane, stream): (u32, &[u8]),
+    known: Option<u32>,
 ) -> Result<Option<Reborn>> {
     let mut stored = redis::cmd("HGET");
     stored.arg(&plan.keys.meta).arg(mark_field(lane));
@@ -226,6 +244,8 @@ pub(super) fn again(
         .min_by_key(|m| m.finished());
     let fresh = match lane {
         RETRIES => Birth::After(StreamId::MIN),
+        // Added while nobody was there: nothing that was ever in it may be missed.
+        _ if known.is_some_and(|known| lane >= known) => Birth::After(StreamId::MIN),
         _ => plan.birth,
     };
     let (mut birth, mut why) = match mark {
@@ -282,7 +302,8 @@ impl Group {
             ));
         };
         let there = Extent::of(connection, &key, plan.timeout)?;
-        let reborn = again(connection, &plan, n, &key)?;
+        let known = plan.known(connection)?;
+        let reborn = again(connection, &plan, (n, &key), known)?;
         let progress = &mut lane.progress;
         let owed = progress.debts.forget();
         progress.finished.extend(owed);
@@ -291,6 +312,7 @@ impl Group {
         }
         let surplus = progress.finished.len().saturating_sub(MOST_FINISHED);
         progress.finished.drain(..surplus);
+        progress.finished_until_ms = clock::coarse_ms() + REMEMBERED_MS;
         progress.behind = true;
         let Some(Reborn { after, why, mark }) = reborn else {
             return Ok(()); // another was quicker, and has said so

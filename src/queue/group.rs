@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -11,7 +12,11 @@ use crate::{
     LaneState, Result, StreamId,
     batch::{Aside, Record},
     clock,
-    consume::{Before, Brought, Failures, Flow, Handler, Lane, Plan, Progress, RESET, Seat},
+    consume::{
+        Before, Brought, CALLED, Failures, Flow, Handler, Lane, PAUSE, Plan, Progress, RESET,
+        RETRIES, Seat,
+    },
+    handler::panic_text,
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
@@ -30,6 +35,8 @@ use super::{
 pub(super) const SUSPECT: u32 = 3;
 /// How often a lane whose claim may have ended looks whether it holds again.
 const LOOK: Duration = Duration::from_millis(20);
+/// How soon a paused lane tries again to acknowledge what is finished.
+const PAY_AGAIN: Duration = Duration::from_millis(500);
 
 /// What a lane knows of its part in the group.
 pub(crate) struct Group {
@@ -46,6 +53,8 @@ pub(crate) struct Group {
     /// Finished here, and not acknowledged, since the group was lost: not to be handled again when it is given
     /// to us again.
     pub(super) finished: Vec<StreamId>,
+    /// Until when, on the coarse clock.
+    pub(super) finished_until_ms: u64,
     pub(super) next_ack_ms: u64,
     /// Whether acknowledgements were sent over this connection, so that the server knows how.
     pub(super) has_acked: bool,
@@ -55,10 +64,17 @@ pub(crate) struct Group {
     pub(super) given: Vec<(StreamId, u32)>,
     /// The records before this one have their acknowledgement, or owe it.
     pub(super) settled: usize,
-    /// Of the retry stream, whose messages are of all partitions: the handlers of those that none is in hand of.
-    handlers: BTreeMap<u32, Handler>,
+    handlers: Handlers,
     pub(super) quiet_late: Quiet,
     pub(super) quiet_gone: Quiet,
+}
+
+/// The handlers of a lane that reads messages of all partitions, as that of the retry stream does.
+struct Handlers {
+    /// By partition; that in hand is not among them.
+    idle: BTreeMap<u32, Handler>,
+    /// Whether there is one in hand: none is made where the factory panics.
+    has_one: bool,
 }
 
 /// What is known of an entry beside what is in it.
@@ -76,22 +92,27 @@ impl Group {
     pub(crate) fn keep(plan: &Arc<GroupPlan>, seat: &Seat) -> impl FnMut() -> Option<Self> + use<> {
         let (plan, lane) = (Arc::clone(plan), seat.partition);
         let stream: Box<[u8]> = seat.key.clone();
+        let interrupt = Arc::clone(&seat.interrupt);
         move || {
             Some(Self {
                 source: Source::of(lane),
                 lane,
-                hand: plan.lanes.join(lane, &stream),
+                hand: plan.lanes.join(lane, &stream, &interrupt),
                 plan: Arc::clone(&plan),
                 behind: true,
                 acquired: false,
                 debts: Debts::default(),
                 finished: Vec::new(),
+                finished_until_ms: 0,
                 given: Vec::new(),
                 next_ack_ms: 0,
                 has_acked: false,
                 known: Vec::new(),
                 settled: 0,
-                handlers: BTreeMap::new(),
+                handlers: Handlers {
+                    idle: BTreeMap::new(),
+                    has_one: lane != RETRIES,
+                },
                 quiet_late: Quiet::default(),
                 quiet_gone: Quiet::default(),
             })
@@ -177,6 +198,9 @@ impl Progress for Group {
         }
         let given_before = reader.is_given_before();
         let (bytes, records) = reader.records_mut();
+        if !progress.finished.is_empty() && clock::coarse_ms() > progress.finished_until_ms {
+            progress.finished = Vec::new();
+        }
         if !progress.finished.is_empty() {
             records.retain(
                 |r| match progress.finished.iter().position(|id| *id == r.id) {
@@ -250,7 +274,7 @@ impl Progress for Group {
             .saturating_add(known.before)
             .saturating_add(made);
         lane.context.attempt.store(attempt, Relaxed);
-        if partition != lane.context.partition {
+        if partition != lane.context.partition || !lane.progress.handlers.has_one {
             lane.change_to(partition);
         }
     }
@@ -262,6 +286,23 @@ impl Progress for Group {
                 deliveries: known.before,
                 attempts: known.origin.attempts,
             })
+    }
+
+    /// Nothing is read meanwhile that an acknowledgement could travel with, and nobody keeps alive what is
+    /// finished: another would be given it.
+    fn holds_still(lane: &mut Lane<Self>) {
+        let is_held = |lane: &Lane<Self>| {
+            let bits = lane.context.interrupt.bits();
+            bits & PAUSE != 0 && bits & CALLED == 0 && lane.plan.fence.holds_for_certain()
+        };
+        while !lane.progress.debts.is_empty() && is_held(lane) {
+            if lane.connect().is_ok() {
+                Self::pay_meanwhile(lane);
+            }
+            if !lane.progress.debts.is_empty() {
+                lane.context.interrupt.sleep(PAY_AGAIN, CALLED);
+            }
+        }
     }
 
     /// Not worth a round trip: what is finished is acknowledged when the call is over.
@@ -305,6 +346,10 @@ impl Progress for Group {
         pause: Duration,
         failures: &Failures<'_>,
     ) -> Flow {
+        if lane.reader.records()[index].pairs as usize > MOST_FIELDS {
+            // More than a script takes: what is left out has to be said, as a dead letter does.
+            return Self::park(lane, index, failures);
+        }
         let told = |lane: &mut Lane<Self>, _| count(&lane.monitor.retried, 1);
         Self::succeed(
             lane,
@@ -392,11 +437,21 @@ impl Lane<Group> {
     /// Has the handler of another partition, which is made when there is none yet: each is given the messages
     /// of its own.
     fn change_to(&mut self, partition: u32) {
-        let other = self.progress.handlers.remove(&partition);
-        let other = other.unwrap_or_else(|| (self.plan.factory)(partition));
+        let there = self.progress.handlers.idle.remove(&partition).map(Ok);
+        let factory = &self.plan.factory;
+        let made = there.unwrap_or_else(|| catch_unwind(AssertUnwindSafe(|| factory(partition))));
+        let has_one = made.is_ok();
+        let other = made.unwrap_or_else(|panic| {
+            let why = panic_text(&*panic);
+            Handler::missing(format!(
+                "the handler factory panicked for partition {partition}: {why}"
+            ))
+        });
         let before = mem::replace(&mut self.handler, other);
         let of = mem::replace(&mut self.context.partition, partition);
-        self.progress.handlers.insert(of, before);
+        if mem::replace(&mut self.progress.handlers.has_one, has_one) {
+            self.progress.handlers.idle.insert(of, before);
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! What a lane has in its hands, for the thread that keeps it alive.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
 
-use crate::{StreamId, clock};
+use crate::{StreamId, clock, consume::PAUSE, net::Interrupt};
 
 /// What one lane has been given and is at. Shared with the [`Keeper`](super::Keeper).
 #[derive(Debug, Default)]
@@ -12,10 +15,14 @@ pub(crate) struct Hand {
     held: Mutex<Held>,
     /// More has become pending under our name than the lane has read.
     more: AtomicBool,
+    /// Something of a partition that is ours is pending under the name of another.
+    strays: AtomicBool,
     /// So many entries under our name were found to be gone from the stream.
     lost: AtomicU64,
     /// How often it is yet worth writing down how far the group is.
     moved: AtomicU8,
+    /// The lane's own.
+    interrupt: Arc<Interrupt>,
 }
 
 /// Acknowledgements follow what the hand shows.
@@ -31,6 +38,19 @@ struct Held {
 }
 
 impl Hand {
+    /// Of a lane that hears by this.
+    pub(super) fn of(interrupt: Arc<Interrupt>) -> Self {
+        Self {
+            interrupt,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the lane is paused: it would begin with nothing.
+    pub(super) fn is_paused(&self) -> bool {
+        self.interrupt.bits() & PAUSE != 0
+    }
+
     /// The lane begins with these, which it has just been given.
     pub(super) fn take(&self, ids: impl Iterator<Item = StreamId>) {
         let mut held = self.held.lock();
@@ -96,5 +116,15 @@ impl Hand {
     /// Asked by the lane, once for each [`add`](Self::add).
     pub(super) fn has_more(&self) -> bool {
         self.more.load(Relaxed) && self.more.swap(false, Relaxed)
+    }
+
+    /// Something of a partition that is ours is pending under the name of another: the lane is to take it over.
+    pub(super) fn stray(&self) {
+        self.strays.store(true, Relaxed);
+    }
+
+    /// Asked by the lane, once for each [`stray`](Self::stray).
+    pub(super) fn has_strays(&self) -> bool {
+        self.strays.load(Relaxed) && self.strays.swap(false, Relaxed)
     }
 }

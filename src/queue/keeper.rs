@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,13 +29,17 @@ use super::{
     low_water::low_water,
     plan::{GroupPlan, Source},
     scripts::{KEEP, LIVE, MARK, PRUNE},
-    take::take_some,
+    take::{Taken, take_some},
 };
 
 /// How often it looks who lives, and writes down how far the group is.
 const LOOK: Duration = Duration::from_secs(1);
 /// A lane that has been at the same for so long is not given more to do, if another can have it.
 const BUSY_MS: u64 = 2000;
+/// How many entries are kept alive by one command: more would hold the server up.
+const KEPT: usize = 2000;
+/// How often something is taken over from one member before it is looked for the next.
+const ROUNDS: usize = 10;
 /// How many idle entries are claimed from one stream at once.
 const CLAIMED: usize = 100;
 /// Members that were not seen for so long are not remembered.
@@ -65,6 +70,8 @@ pub(crate) struct Keeper {
     connection: Option<Connection>,
     /// Who lived at the last look.
     live: BTreeSet<String>,
+    /// Whether that has changed in the middle of a turn.
+    has_changed: bool,
     /// Since when members are known to live no more.
     dead: BTreeMap<String, Instant>,
     /// Some of them were met in this turn.
@@ -78,6 +85,8 @@ pub(crate) struct Keeper {
     next_look: Instant,
     next_search: Instant,
     quiet: Quiet,
+    quiet_taken: Quiet,
+    quiet_gone: Quiet,
 }
 
 impl Keeper {
@@ -99,6 +108,7 @@ impl Keeper {
             interrupt,
             connection: None,
             live: BTreeSet::new(),
+            has_changed: false,
             dead: BTreeMap::new(),
             saw_dead: false,
             looked: BTreeSet::new(),
@@ -107,6 +117,8 @@ impl Keeper {
             next_look: clock::now(),
             next_search: clock::now(),
             quiet: Quiet::default(),
+            quiet_taken: Quiet::default(),
+            quiet_gone: Quiet::default(),
         }
     }
 
@@ -151,7 +163,7 @@ impl Keeper {
                 }
             }
         }
-        let changed = self.look_who_lives()?;
+        let changed = self.look_who_lives()? | mem::take(&mut self.has_changed);
         let due = now >= self.next_search;
         if due {
             self.next_search = now + self.terms.interval;
@@ -162,7 +174,7 @@ impl Keeper {
         let (mut connected, was_dead) = (None, !self.dead.is_empty());
         self.saw_dead = false;
         for (n, stream, hand) in &lanes {
-            if hand.is_busy_for(BUSY_MS) {
+            if hand.is_busy_for(BUSY_MS) || hand.is_paused() {
                 continue;
             }
             let shared = self.shares(*n);
@@ -189,12 +201,15 @@ impl Keeper {
         let at_ms = clock::coarse_ms();
         let texts: Vec<String> = ids.iter().map(StreamId::to_string).collect();
         let member = &Arc::clone(&self.plan).member;
-        let mut args: Vec<&str> = vec![&member.group, &member.name];
-        args.extend(texts.iter().map(String::as_str));
-        // Of a stream that is gone nothing can be kept alive, and the lane finds out for itself.
-        if self.run_script(&KEEP, &[stream], &args)?.is_some() {
-            hand.kept(at_ms);
+        for texts in texts.chunks(KEPT) {
+            let mut args: Vec<&str> = vec![&member.group, &member.name];
+            args.extend(texts.iter().map(String::as_str));
+            // Of a stream that is gone nothing can be kept alive, and the lane finds out for itself.
+            if self.run_script(&KEEP, &[stream], &args)?.is_none() {
+                return Ok(());
+            }
         }
+        hand.kept(at_ms);
         Ok(())
     }
 
@@ -297,8 +312,19 @@ impl Keeper {
             let Some((name, pending)) = consumer_of(consumer) else {
                 continue;
             };
+            if pending > 0 && !self.shares(n) && *name != *plan.member.name {
+                // A question of who owned the partition before may be answered after it was taken from him.
+                hand.stray();
+            }
             if *name == *plan.member.name || !is_ours(&name) || self.live.contains(&name) {
                 continue;
+            }
+            if !self.dead.contains_key(&name) {
+                // It may have come since it was looked who lives.
+                self.has_changed |= self.look_who_lives()?;
+                if self.live.contains(&name) {
+                    continue;
+                }
             }
             self.saw_dead = true;
             let now = clock::now();
@@ -325,28 +351,45 @@ impl Keeper {
             if !for_sure && self.has_namesake(&name) && self.is_connected(&name, connected)? {
                 continue;
             }
-            let connection = self.connection()?;
-            let taken = match take_some(connection, &plan, (Source::of(n), stream), &name) {
-                Err(e) if e.keeps_connection() => {
-                    log::debug!("{}: cannot take over from {name:?}: {e}", self.name);
-                    continue;
+            let mut all = Taken::default();
+            for _ in 0..ROUNDS {
+                let connection = self.connection()?;
+                let taken = match take_some(connection, &plan, (Source::of(n), stream), &name) {
+                    Err(e) if e.keeps_connection() => {
+                        log::debug!("{}: cannot take over from {name:?}: {e}", self.name);
+                        break;
+                    }
+                    taken => taken?,
+                };
+                all.entries += taken.entries;
+                all.gone.extend(taken.gone);
+                all.more = taken.more;
+                if !all.more {
+                    break;
                 }
-                taken => taken?,
-            };
-            log::info!(
-                "{}: took over {} unfinished messages of lane {n} from {name:?}, which is no more{}",
-                self.name,
-                taken.entries,
-                if taken.more { "; more follow" } else { "" }
-            );
-            if let Some(first) = taken.gone.first() {
-                log::error!(
-                    "{}: {} messages of lane {n} that {name:?} had not finished (the first: {first}) were \
-                     deleted from the stream: they are LOST",
+            }
+            if all.entries > 0
+                && let Some(more) = self.quiet_taken.permit()
+            {
+                log::info!(
+                    "{}: took over {} unfinished messages of lane {n} from {name:?}, which is no more{}{}",
                     self.name,
-                    taken.gone.len()
+                    all.entries,
+                    if all.more { "; others follow" } else { "" },
+                    HeldBack(more)
                 );
-                hand.lose(taken.gone.len() as u64);
+            }
+            if let Some(first) = all.gone.first() {
+                if let Some(more) = self.quiet_gone.permit() {
+                    log::error!(
+                        "{}: {} messages of lane {n} that {name:?} had not finished (the first: {first}) were \
+                         deleted from the stream: they are LOST{}",
+                        self.name,
+                        all.gone.len(),
+                        HeldBack(more)
+                    );
+                }
+                hand.lose(all.gone.len() as u64);
             }
             hand.add();
         }
@@ -416,9 +459,10 @@ impl Keeper {
         if list.is_none() {
             let mut cmd = redis::cmd("CLIENT");
             cmd.arg("LIST").arg("TYPE").arg("normal");
-            *list = match self.ask(&cmd)? {
-                Some(value) => text(&value),
-                None => None,
+            *list = match self.ask(&cmd) {
+                Err(e) if !e.keeps_connection() => return Err(e),
+                // without the right to ask, too
+                told => told.ok().flatten().and_then(|value| text(&value)),
             };
         }
         let ending = format!("-{incarnation} ");

@@ -10,7 +10,7 @@ use crate::{
     AckDelete, Result, StreamId,
     consume::{Member, RETRIES},
     net::{
-        Connection, resp,
+        Connection, Interrupt, resp,
         script::{Form, Script},
     },
     ownership::Lease,
@@ -98,9 +98,9 @@ type Joined = (Arc<[u8]>, Arc<Hand>);
 
 impl Lanes {
     /// A lane begins, or begins anew.
-    pub(super) fn join(&self, lane: u32, stream: &[u8]) -> Arc<Hand> {
+    pub(super) fn join(&self, lane: u32, stream: &[u8], interrupt: &Arc<Interrupt>) -> Arc<Hand> {
         let mut all = self.0.lock();
-        let hand = Arc::<Hand>::default();
+        let hand = Arc::new(Hand::of(Arc::clone(interrupt)));
         all.insert(lane, (stream.into(), Arc::clone(&hand)));
         hand
     }

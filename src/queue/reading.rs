@@ -26,6 +26,9 @@ const LETTER_PAIRS: &str = "12";
 impl Group {
     pub(super) fn try_read(lane: &mut Lane<Self>) -> Result<Brought> {
         lane.connect()?;
+        if lane.progress.hand.has_strays() {
+            lane.progress.acquired = false;
+        }
         Self::acquire(lane)?;
         let due = Self::move_due(lane)?;
         if lane.progress.hand.has_more() {
@@ -63,7 +66,7 @@ impl Group {
     /// Asks for what was given to us before, if there may be any, else for what is new, with the
     /// acknowledgements that are owed in front.
     pub(super) fn request(lane: &mut Lane<Self>, due: Option<Duration>) -> Result<()> {
-        if !lane.progress.has_acked || lane.progress.behind {
+        if !lane.progress.has_acked || lane.progress.behind || !lane.progress.debts.are_few() {
             // What is finished is not to be among what is pending.
             Self::pay_now(lane)?;
         }
@@ -134,7 +137,7 @@ impl Group {
     /// Where partitions are claimed: takes over what others have of this one, once it is ours.
     pub(super) fn acquire(lane: &mut Lane<Self>) -> Result<()> {
         let claimed = lane.progress.plan.lease.is_some() && lane.progress.source != Source::Retries;
-        if lane.progress.acquired || !claimed {
+        if lane.progress.acquired || !claimed || lane.reader.is_outstanding() {
             return Ok(());
         }
         let (key, plan) = (lane.reader.key().to_vec(), Arc::clone(&lane.progress.plan));

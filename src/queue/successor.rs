@@ -21,6 +21,7 @@ use super::{
     birth,
     group::{Group, Known},
     origin::Origin,
+    plan::Source,
     scripts::{PARK, RETRY},
 };
 
@@ -61,8 +62,11 @@ impl Lane<Group> {
             partition: origin.partition,
             first: origin.first,
             last: entry,
-            attempts: origin.attempts + failures.attempts,
-            deliveries: origin.deliveries + before + failures.deliveries,
+            attempts: origin.attempts.saturating_add(failures.attempts),
+            deliveries: origin
+                .deliveries
+                .saturating_add(before)
+                .saturating_add(failures.deliveries),
             error: failures.error,
             consumer: &self.context.consumer,
             reason,
@@ -116,12 +120,20 @@ impl Lane<Group> {
         };
         let origin = Origin {
             since_ms,
-            attempts: origin.attempts + 1,
-            deliveries: origin.deliveries + before + failures.deliveries,
+            attempts: origin.attempts.saturating_add(1),
+            deliveries: origin
+                .deliveries
+                .saturating_add(before)
+                .saturating_add(failures.deliveries),
             ..origin
         };
         let plan = &self.progress.plan;
-        let item = format!("{}-{}-{entry}", origin.partition, origin.attempts);
+        // An id of the retry stream may be one of the partition, too.
+        let of = match self.progress.source {
+            Source::Retries => "r",
+            Source::Partition(_) => "",
+        };
+        let item = format!("{of}{}-{}-{entry}", origin.partition, origin.attempts);
         let mut args = vec![
             entry.to_string().into_bytes(),
             item.into_bytes(),

@@ -38,6 +38,7 @@ mod parking;
 mod payloads;
 mod positions;
 mod publishing;
+mod queue_faults;
 mod queue_recipes;
 mod queues;
 mod reading;

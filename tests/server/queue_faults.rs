@@ -1,0 +1,366 @@
+//! What could go wrong in queues without anybody dying.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use streamlane::{
+    testing::{Fault, PrivateServer, Relay, Way},
+    *,
+};
+
+use crate::{
+    queues::{SHORT, as_pod, owner, pending, stream, worker},
+    support::*,
+};
+
+fn text(m: &Message<'_>) -> String {
+    String::from_utf8_lossy(m.body()).into_owned()
+}
+
+/// Adds so many entries and has a member of that name read them before any other can.
+fn snatch(server: &PrivateServer, key: &str, member: &str, bodies: std::ops::Range<u32>) {
+    let script =
+        "for n = ARGV[2], ARGV[3] - 1 do redis.call('XADD', KEYS[1], '*', 'b', n, 't', 'T') end
+        redis.call('XREADGROUP', 'GROUP', 'c', ARGV[1], 'STREAMS', KEYS[1], '>')";
+    let (from, to) = (bodies.start.to_string(), bodies.end.to_string());
+    let snatch = ["EVAL", script, "1", key, member, &from, &to];
+    server.command(&snatch).unwrap();
+}
+
+/// An entry of the retry stream.
+fn add_retry(server: &PrivateServer, topic: &str, id: &str, partition: &str, body: &str) {
+    let key = format!("re:rt:{{{topic}}}:c");
+    let own = ["!", "6", "!partition", partition, "!first", "4-0", "!since"];
+    let more = [
+        "0",
+        "!attempts",
+        "0",
+        "!deliveries",
+        "0",
+        "b",
+        body,
+        "t",
+        "T",
+    ];
+    let add = [&["XADD", &*key, id][..], &own, &more].concat();
+    server.command(&add).unwrap();
+}
+
+#[test]
+fn messages_that_wait_under_one_id_in_two_streams_are_both_kept() {
+    let server = server();
+    let topic = "one-id";
+    let streams = open(&server.url(), topic, 1);
+    streams.publisher(topic).unwrap(); // the topic is there
+    server
+        .command(&["XADD", &stream(topic, 0), "5-0", "b", "new", "t", "T"])
+        .unwrap();
+    add_retry(&server, topic, "5-0", "0", "replayed");
+    let seen = Seen::default();
+    let handle = {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            if m.attempt() == 1 {
+                Err("not yet")?;
+            }
+            seen.push(text(m));
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, topic)
+        .retry(3)
+        .retry_pauses(Duration::from_secs(1), Duration::from_secs(1));
+    let _consumer = consumer.shared(handle).start().unwrap();
+    let mut all = seen.wait_for(2);
+    all.sort();
+    assert_eq!(all, ["new", "replayed"]);
+}
+
+#[test]
+fn what_is_finished_is_acknowledged_before_a_pause_begins() {
+    let server = server();
+    let topic = "acked-paused";
+    let streams = open(&server.url(), topic, 1);
+    publish(&streams, topic, 0..1);
+    let (begun, seen, go) = (
+        Seen::default(),
+        Seen::default(),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let handle = {
+        let (begun, seen, go) = (begun.clone(), seen.clone(), Arc::clone(&go));
+        move |m: &Message<'_>| -> HandlerResult {
+            begun.push(());
+            expect("the signal", || go.load(SeqCst));
+            seen.push(text(m));
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, topic).shared(handle).start().unwrap();
+    begun.wait_for(1);
+    consumer.pause();
+    go.store(true, SeqCst);
+    seen.wait_for(1);
+    expect("what is finished to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
+    consumer.resume();
+    assert_eq!(seen.len(), 1);
+}
+
+#[test]
+fn a_factory_that_panics_for_one_partition_fails_what_is_tried_again_of_it_alone() {
+    let server = server();
+    let topic = "no-handler";
+    let streams = open(&server.url(), topic, 2);
+    streams.publisher(topic).unwrap();
+    for (partition, body) in [("0", "a"), ("1", "b"), ("0", "c")] {
+        add_retry(&server, topic, "*", partition, body);
+    }
+    let seen = Seen::default();
+    let factory = {
+        let seen = seen.clone();
+        move |p| {
+            let thread = thread::current();
+            let retries = thread.name().is_some_and(|name| name.contains("retries"));
+            assert!(p == 0 || !retries, "no handler for partition {p}");
+            let seen = seen.clone();
+            move |m: &Message<'_>| -> HandlerResult {
+                seen.push(text(m));
+                Ok(())
+            }
+        }
+    };
+    let consumer = worker(&streams, topic).retry(0).messages(factory);
+    let consumer = consumer.start().unwrap();
+    expect("a dead letter", || {
+        streams.admin().dead_letters(topic, "c").count().unwrap() == 1
+    });
+    seen.wait_for(2);
+    consumer.stop();
+    assert_eq!(seen.all(), ["a", "c"]);
+    assert_eq!(pending(&server, &format!("re:rt:{{{topic}}}:c")), 0);
+}
+
+#[test]
+fn what_a_former_owner_was_given_after_the_handover_is_its_successors() {
+    let server = server();
+    let topic = "late-read";
+    let streams = open(&server.url(), topic, 1);
+    let seen = Seen::default();
+    let consumer = recording(owner(&streams, topic).claim_interval(SHORT), &seen);
+    let consumer = consumer.start().unwrap();
+    running(&consumer);
+    publish(&streams, topic, 0..1);
+    seen.wait_for(1);
+    // the question of one that was owner before is answered late
+    snatch(&server, &stream(topic, 0), "former#0a1b2c3d", 1..3);
+    let all = seen.wait_for(3);
+    assert_eq!(all, ["0", "1", "2"]);
+    expect("all to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
+}
+
+#[test]
+fn a_partition_that_was_added_while_nobody_was_there_is_read_from_its_beginning() {
+    let server = server();
+    let topic = "added-meanwhile";
+    let seen = Seen::default();
+    let start = |streams: &Streams| {
+        let worker = worker(streams, topic).start_from_when_missing(StartFrom::Now);
+        recording(worker, &seen).start().unwrap()
+    };
+    let streams = open(&server.url(), topic, 1);
+    let consumer = start(&streams);
+    running(&consumer);
+    publish(&streams, topic, 0..1);
+    seen.wait_for(1);
+    consumer.stop();
+    drop(streams);
+    let streams = open(&server.url(), topic, 2);
+    let publisher = streams.publisher(topic).unwrap();
+    for n in 1..20 {
+        publisher
+            .publish(n.to_string(), "T", n.to_string())
+            .unwrap();
+    }
+    let added = server.command(&["XLEN", &stream(topic, 1)]).unwrap();
+    assert!(added.int().unwrap() > 0, "some are in what was added");
+    let _consumer = start(&streams);
+    seen.wait_for(20);
+}
+
+#[test]
+fn who_is_paused_takes_nothing_over() {
+    let server = server();
+    let topic = "paused-heir";
+    let pods = ["paused", "works"].map(|pod| as_pod(&server, topic, 1, pod));
+    let seen = Seen::default();
+    let consumers = pods.each_ref().map(|streams| {
+        let worker = worker(streams, topic).claim_interval(SHORT);
+        recording(worker, &seen).start().unwrap()
+    });
+    consumers.iter().for_each(running);
+    consumers[0].pause();
+    snatch(&server, &stream(topic, 0), "gone#0a1b2c3d", 0..900);
+    seen.wait_for(900);
+    expect("all to be acknowledged", || {
+        pending(&server, &stream(topic, 0)) == 0
+    });
+}
+
+#[test]
+fn who_has_just_come_is_not_taken_for_dead() {
+    let server = server();
+    let (topic, partitions) = ("just-come", 32);
+    // One that looks at every lane all the time, and takes long for that.
+    let relay = Relay::to(&server).unwrap();
+    let settings = settings(&relay.url(), topic, partitions).pod_name("looks");
+    let looks = Streams::open(settings).unwrap();
+    let seen = Seen::default();
+    let worker = |streams: &Streams| worker(streams, topic).claim_interval(SHORT);
+    let first = recording(worker(&looks), &seen).start().unwrap();
+    running(&first);
+    for way in [Way::Requests, Way::Replies] {
+        relay.fault(way, Fault::Delay(Duration::from_millis(20)));
+    }
+    let comes = as_pod(&server, topic, partitions, "comes");
+    let handle = {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(text(m));
+            thread::sleep(Duration::from_secs(2));
+            Ok(())
+        }
+    };
+    thread::sleep(Duration::from_secs(1)); // it is in the middle of looking
+    let second = worker(&comes).shared(handle).start().unwrap();
+    let publisher = comes.publisher(topic).unwrap();
+    for n in 0..100 {
+        let n = n.to_string();
+        publisher.publish(n.clone(), "T", n).unwrap();
+    }
+    seen.wait_for(100);
+    relay.heal();
+    let key = |p| stream(topic, p);
+    expect("all to be acknowledged", || {
+        (0..partitions).all(|p| pending(&server, &key(p)) == 0)
+    });
+    second.stop();
+    first.stop();
+    let mut all = seen.all();
+    all.sort();
+    all.dedup();
+    assert_eq!((all.len(), seen.len()), (100, 100), "each is handled once");
+}
+#[test]
+fn large_batches_do_not_hold_the_server_up() {
+    let server = server();
+    let (topic, many) = ("large-batch", 30_000);
+    let streams = open(&server.url(), topic, 1);
+    streams.publisher(topic).unwrap();
+    let script = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'b', n, 't', 'T') end";
+    let (key, all) = (stream(topic, 0), many.to_string());
+    for told in [
+        &["EVAL", script, "1", &*key, &all][..],
+        &["CONFIG", "SET", "slowlog-max-len", "100000"],
+        &["CONFIG", "SET", "slowlog-log-slower-than", "0"],
+    ] {
+        server.command(told).unwrap();
+    }
+    let (idle, seen) = (Duration::from_millis(600), Seen::default());
+    let handle = {
+        let seen = seen.clone();
+        move |batch: &Batch<'_>| -> HandlerResult {
+            if batch.len() > 8000 {
+                thread::sleep(3 * idle);
+            }
+            seen.push(batch.len());
+            Ok(())
+        }
+    };
+    let worker = worker(&streams, topic).claim_idle(idle);
+    let consumer = worker
+        .batch_size(many)
+        .batch_bytes(16 << 20)
+        .shared_batches(handle);
+    let consumer = consumer.start().unwrap();
+    expect("all to be handled", || {
+        seen.all().iter().sum::<usize>() == many as usize
+    });
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+    consumer.stop();
+    assert!(*seen.all().iter().max().unwrap() > 8000, "{:?}", seen.all());
+    let log = server.command(&["SLOWLOG", "GET", "-1"]).unwrap();
+    let of_scripts = log.items().iter().filter_map(|entry| {
+        let words = entry.items()[3].items();
+        (words[0].text().eq_ignore_ascii_case("EVALSHA")).then(|| words.last().unwrap().text())
+    });
+    let counts = of_scripts.filter_map(|last| {
+        let more = last
+            .strip_prefix("... (")?
+            .strip_suffix(" more arguments)")?;
+        more.parse::<u32>().ok()
+    });
+    let counts: Vec<_> = counts.collect();
+    assert!(
+        counts.len() >= 8,
+        "three times kept alive at least, and acknowledged: {counts:?}"
+    );
+    assert!(counts.iter().all(|n| *n <= 5000), "{counts:?}");
+}
+#[test]
+fn what_is_given_out_from_the_new_place_on_is_not_dropped_by_a_reset() {
+    let server = server();
+    let topic = "reset-drops";
+    let streams = open(&server.url(), topic, 1);
+    let (seen, go) = (Seen::default(), Arc::new(AtomicBool::new(true)));
+    let handle = {
+        let (seen, go) = (seen.clone(), Arc::clone(&go));
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(text(m));
+            expect("the signal", || go.load(SeqCst));
+            Ok(())
+        }
+    };
+    let _consumer = worker(&streams, topic).shared(handle).start().unwrap();
+    publish(&streams, topic, 0..10);
+    seen.wait_for(10);
+    let key = stream(topic, 0);
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+    go.store(false, SeqCst);
+    // Members read between any two commands of the reset.
+    let relay = Relay::to(&server).unwrap();
+    let far = open(&relay.url(), topic, 1);
+    relay.fault(Way::Replies, Fault::Delay(5 * SHORT));
+    let reset = far.admin().reset(topic, "c", ResetTo::Start);
+    reset.pending(Pending::Drop).force().apply().unwrap();
+    seen.wait_for(11);
+    assert!(pending(&server, &key) > 0, "it is in hand");
+    go.store(true, SeqCst);
+    seen.wait_for(20);
+    expect("all to be acknowledged", || pending(&server, &key) == 0);
+}
+#[test]
+fn who_may_not_list_connections_takes_over_from_strangers_at_once() {
+    let server = server();
+    let topic = "no-list";
+    let rules = ["ACL", "SETUSER", "default", "-client|list"];
+    server.command(&rules).unwrap();
+    let (streams, seen) = (as_pod(&server, topic, 1, "m"), Seen::default());
+    let worker = worker(&streams, topic).claim_interval(SHORT);
+    let worker = worker.lease_ttl(Duration::from_secs(4)).lease_renew(SHORT);
+    let consumer = recording(worker, &seen).start().unwrap();
+    running(&consumer);
+    // The first may be a predecessor that has not heard of it, and is waited for.
+    snatch(&server, &stream(topic, 0), "m#0a1b2c3d", 0..1);
+    snatch(&server, &stream(topic, 0), "z#0a1b2c3d", 1..2);
+    assert_eq!(seen.wait_for(2), ["1", "0"]);
+}
