@@ -20,6 +20,7 @@ use crate::{
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
+    wire::MOST_FIELDS,
 };
 
 use super::{

@@ -364,3 +364,43 @@ fn who_may_not_list_connections_takes_over_from_strangers_at_once() {
     snatch(&server, &stream(topic, 0), "z#0a1b2c3d", 1..2);
     assert_eq!(seen.wait_for(2), ["1", "0"]);
 }
+
+/// What is left out of a message has to be said, which only a dead letter does.
+#[test]
+fn a_message_of_more_fields_than_a_script_takes_is_a_dead_letter_at_once_and_no_field_is_cut_in_silence()
+ {
+    let server = server();
+    let streams = open(&server.url(), "many-fields", 1);
+    let calls = Seen::default();
+    let handle = {
+        let calls = calls.clone();
+        move |_: &Message<'_>| -> HandlerResult {
+            calls.push(());
+            Err("no such account".into())
+        }
+    };
+    let consumer = worker(&streams, "many-fields")
+        .retry(3)
+        .shared(handle)
+        .start()
+        .unwrap();
+    let mut add = vec!["XADD".to_owned(), stream("many-fields", 0), "*".into()];
+    add.extend(["b", "x", "t", "T"].map(str::to_owned));
+    add.extend((0..3500).flat_map(|n| [format!("f{n}"), n.to_string()]));
+    server.command(&add).unwrap();
+    let letters = || {
+        streams
+            .admin()
+            .dead_letters("many-fields", "c")
+            .page(None, 10)
+            .unwrap()
+            .letters
+    };
+    expect("the letter", || letters().len() == 1);
+    assert_eq!(
+        (letters()[0].fields.len(), letters()[0].omitted),
+        (3000, 502)
+    );
+    assert_eq!(calls.len(), 1);
+    consumer.stop();
+}
