@@ -31,6 +31,8 @@ pub(super) struct Debts {
     ids: Vec<StreamId>,
     /// How many of them the question that is on its way is about.
     asked: usize,
+    /// An answer was lost: some may have been acknowledged already.
+    doubtful: bool,
 }
 
 /// Acknowledgements that were refused, since the entries are not ours any more.
@@ -65,6 +67,7 @@ impl Debts {
 
     /// No answer comes any more.
     pub(super) fn unasked(&mut self) {
+        self.doubtful |= self.asked > 0;
         self.asked = 0;
     }
 
@@ -86,20 +89,18 @@ impl Debts {
 
     /// Takes in what the server has answered. Says how many were not ours any more, and the first of them.
     pub(super) fn settle(&mut self, answer: &[u8]) -> Result<Late> {
-        if answer.len() != self.asked || answer.iter().any(|b| !b"dx".contains(b)) {
+        if answer.len() != self.asked || answer.iter().any(|b| !b"dxy".contains(b)) {
             let what = "the answer is none of the script's";
             return Err(Error::new(ErrorKind::Protocol, "acknowledge", what));
         }
-        let late = || {
-            answer
-                .iter()
-                .zip(&self.ids)
-                .filter(|(letter, _)| **letter == b'x')
+        let known = answer.iter().position(|letter| *letter == b'x');
+        let mut found = Late {
+            many: answer.iter().filter(|letter| **letter != b'd').count() as u64,
+            first: known.map(|at| self.ids[at]),
         };
-        let found = Late {
-            many: late().count() as u64,
-            first: late().next().map(|(_, id)| *id),
-        };
+        if std::mem::take(&mut self.doubtful) {
+            found = Late::default(); // they may be what we have acknowledged ourselves
+        }
         self.ids.drain(..self.asked);
         self.asked = 0;
         Ok(found)
@@ -198,13 +199,11 @@ impl Group {
 
     /// Acknowledgements came too late, and another has the entries, or had them.
     pub(super) fn tell_of_late(lane: &mut Lane<Self>, late: Late) {
-        let Late {
-            many,
-            first: Some(first),
-        } = late
-        else {
+        let Late { many, first } = late;
+        if many == 0 {
             return;
-        };
+        }
+        let first = first.map_or("nobody can tell".into(), |id| id.to_string());
         count(&lane.monitor.late, many);
         if let Some(held) = lane.progress.quiet_late.permit() {
             log::warn!(
