@@ -30,7 +30,7 @@ use crate::{
 
 /// How long what is finished waits for its acknowledgement.
 const INTERVAL: Duration = Duration::from_millis(50);
-const TTL: Duration = Duration::from_millis(1500);
+const TTL: Duration = Duration::from_millis(2500);
 const RENEW: Duration = Duration::from_millis(250);
 /// Another group of the topic, whose handler never fails.
 const OTHERS: &str = "audit";
@@ -87,7 +87,7 @@ fn workers_that_were_given_up_for_dead_change_nothing_when_they_wake() {
         dice.wait_ms(100..400);
         let zombie = &all[n as usize % 3];
         zombie.freeze();
-        dice.wait_ms(1900..2400);
+        dice.wait_ms(2900..3400);
         scene.every_failure_has_a_successor();
         zombie.thaw();
         dice.wait_ms(100..300);
