@@ -227,16 +227,16 @@ impl Running {
         } else {
             vec![Stored::default(); added.len()]
         };
+        if self.shares {
+            // First, so that one that cannot be started is tried again.
+            let missing = added.clone().filter(|p| !self.lanes.is_running(*p));
+            missing.into_iter().try_for_each(|p| self.start_lane(p))?;
+        }
         log::info!(
             "{self}: the topic has grown; partitions {added:?} are read from their beginning"
         );
         self.begins.lock().extend(starts);
         self.table.grow(added.end);
-        if self.shares {
-            for partition in added {
-                self.start_lane(partition)?;
-            }
-        }
         self.claims.desk().look_again();
         Ok(())
     }
