@@ -3,7 +3,24 @@
 //!
 //! Ids are compared as texts, for numbers of 64 bits lose their last digits in Lua.
 
-use crate::net::script::Script;
+use crate::{net::script::Script, ownership::owner_of};
+
+/// Lua: the two halves of the id that a position begins with, without leading zeros; nothing where it is none.
+/// `less` compares two halves as numbers.
+macro_rules! parts_of_ids {
+    () => {
+        r"local function less(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+local function parts(value)
+  local ms, seq = string.match(value .. '|', '^0*(%d+)-0*(%d+)|')
+  local most = '18446744073709551615'
+  if ms and not less(most, ms) and not less(most, seq) then return ms, seq end
+end
+"
+    };
+}
 
 /// `KEYS`: the position hash; the hash of diagnostics; the ownership hash; the set of expiries beside
 /// it. `ARGV`: our claim; `f` where hash fields expire by themselves, else `s`; then a partition, its
@@ -12,18 +29,11 @@ use crate::net::script::Script;
 /// It answers one letter for each, as [`Fate::of`] reads them. What is stored already, as where the answer
 /// was lost, is not written again: in the server's own log of commands positions only rise.
 pub(super) const STORE: Script = Script {
-    text: r"#!lua flags=allow-oom
-local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+    text: concat!(
+        "#!lua flags=allow-oom\n",
+        parts_of_ids!(),
+        r"local positions, meta, hash, set = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local me, by_field = ARGV[1], ARGV[2] == 'f'
-local function less(a, b)
-  if #a ~= #b then return #a < #b end
-  return a < b
-end
-local function id(value)
-  local ms, seq = string.match(value .. '|', '^0*(%d+)-0*(%d+)|')
-  local most = '18446744073709551615'
-  if ms and not less(most, ms) and not less(most, seq) then return ms, seq end
-end
 local function behind(value, stored)
   -- mostly both halves have as many digits as before
   if value > stored
@@ -31,8 +41,8 @@ local function behind(value, stored)
     and string.find(value, '|', 1, true) == string.find(stored, '|', 1, true) then
     return false
   end
-  local ms, seq = id(value)
-  local stored_ms, stored_seq = id(stored)
+  local ms, seq = parts(value)
+  local stored_ms, stored_seq = parts(stored)
   if not stored_ms then return false end
   if ms ~= stored_ms then return less(ms, stored_ms) end
   return less(seq, stored_seq)
@@ -78,8 +88,9 @@ for i, p in ipairs(partitions) do
 end
 if #moved > 0 then redis.call('HSET', positions, unpack(moved)) end
 if #counted > 0 then redis.call('HSET', meta, unpack(counted)) end
-return table.concat(fates)",
-    sha1: "8640c71a0e9027bbe481cad846a61ea59088598f",
+return table.concat(fates)"
+    ),
+    sha1: "e6dcc5a10608fd24c4dea3fafcb28ceb7cd69504",
     commands: "+eval +evalsha +time +hmget +hset +zmscore",
 };
 
@@ -89,16 +100,13 @@ return table.concat(fates)",
 /// nothing where there are none; `f` or `s` as for [`STORE`]; the partition; the value; and the value of
 /// the marker that asks for it, or nothing. It answers a letter as [`STORE`] does; the marker is deleted.
 pub(super) const MOVE: Script = Script {
-    text: r"#!lua flags=allow-oom
-local positions, hash, set = KEYS[1], KEYS[2], KEYS[3]
+    text: concat!(
+        "#!lua flags=allow-oom\n",
+        owner_of!(),
+        r"local positions, hash, set = KEYS[1], KEYS[2], KEYS[3]
 local me, by_field, p, value, marker = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5]
 if me ~= '' then
-  local owner = redis.call('HGET', hash, p)
-  if owner and not by_field then
-    local t = redis.call('TIME')
-    local score = redis.call('ZSCORE', set, p)
-    if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
-  end
+  local owner = owner_of(p, hash, set, by_field)
   if not owner then return 'm' end
   if owner ~= me then return 'o' end
 end
@@ -106,8 +114,9 @@ local found = redis.call('HGET', positions, '__reset:' .. p)
 if found and found ~= marker then return 'r' end
 redis.call('HSET', positions, p, value)
 redis.call('HDEL', positions, '__reset:' .. p)
-return 'd'",
-    sha1: "d3f3b9f6286548e12e6ba81a1bf86229de83048c",
+return 'd'"
+    ),
+    sha1: "cdb0db89d4a05b6a9b30f8888551230162c4e243",
     commands: "+eval +evalsha +time +hget +hset +hdel +zscore",
 };
 
@@ -116,20 +125,18 @@ return 'd'",
 /// `KEYS`: the hash of diagnostics; the ownership hash; the set of expiries beside it. `ARGV`: our claim;
 /// `f` or `s` as for [`STORE`]; the partition; the field, and its value. It answers a letter as [`STORE`] does.
 pub(super) const COUNT: Script = Script {
-    text: r"#!lua flags=allow-oom
-local meta, hash, set = KEYS[1], KEYS[2], KEYS[3]
+    text: concat!(
+        "#!lua flags=allow-oom\n",
+        owner_of!(),
+        r"local meta, hash, set = KEYS[1], KEYS[2], KEYS[3]
 local me, by_field, p, field, value = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5]
-local owner = redis.call('HGET', hash, p)
-if owner and not by_field then
-  local t = redis.call('TIME')
-  local score = redis.call('ZSCORE', set, p)
-  if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
-end
+local owner = owner_of(p, hash, set, by_field)
 if not owner then return 'm' end
 if owner ~= me then return 'o' end
 redis.call('HSET', meta, field, value)
-return 'd'",
-    sha1: "9a570b01850ffa270c07800f64f1839a9829b6f8",
+return 'd'"
+    ),
+    sha1: "63b1d537728ec68ecccb9fd23e89ca271f3f5aa9",
     commands: "+eval +evalsha +time +hget +hset +zscore",
 };
 
@@ -146,18 +153,12 @@ return 'd'",
 /// already, as where the answer was lost, is not done again: the last letter of each partition is noted.
 /// That holds also where the position was moved back since, unless that letter was deleted or replayed.
 pub(super) const PARK: Script = Script {
-    text: r"#!lua flags=allow-oom
-local positions, meta, hash, set, letters, marks = unpack(KEYS)
+    text: concat!(
+        "#!lua flags=allow-oom\n",
+        owner_of!(),
+        parts_of_ids!(),
+        r"local positions, meta, hash, set, letters, marks = unpack(KEYS)
 local me, by_field, p, value, ordinal, id = ARGV[1], ARGV[2] == 'f', ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local function less(a, b)
-  if #a ~= #b then return #a < #b end
-  return a < b
-end
-local function parts(value)
-  local ms, seq = string.match(value .. '|', '^0*(%d+)-0*(%d+)|')
-  local most = '18446744073709551615'
-  if ms and not less(most, ms) and not less(most, seq) then return ms, seq end
-end
 local function reached(value, stored)
   local ms, seq = parts(value)
   local stored_ms, stored_seq = parts(stored)
@@ -168,11 +169,7 @@ end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 if me ~= '' then
-  local owner = redis.call('HGET', hash, p)
-  if owner and not by_field then
-    local score = redis.call('ZSCORE', set, p)
-    if score and tonumber(score) <= now then owner = false end
-  end
+  local owner = owner_of(p, hash, set, by_field)
   if not owner then return 'm' end
   if owner ~= me then return 'o' end
 end
@@ -196,8 +193,9 @@ if value ~= '' then
   redis.call('HSET', positions, p, value)
   if ordinal ~= '' then redis.call('HSET', meta, p .. ':ordinal', ordinal) end
 end
-return 'd' .. letter",
-    sha1: "cc15751c4c1692420e004937b70b701d84b972e3",
+return 'd' .. letter"
+    ),
+    sha1: "4eca8bfe47e34611f577b2ecfdf7b8d4ebd9dbe0",
     commands: "+eval +evalsha +time +hget +hmget +hset +hexists +zscore +xadd +xrange +xtrim",
 };
 

@@ -22,4 +22,5 @@ pub(crate) use fixed::Place;
 pub(crate) use lease::Lease;
 pub use map::{Member, Ownership, Standing};
 pub(crate) use roll::{Contention, Roll};
+pub(crate) use script::owner_of;
 pub(crate) use terms::Terms;

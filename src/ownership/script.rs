@@ -2,6 +2,23 @@
 
 use crate::net::script::Script;
 
+/// Lua: who owns a partition, by the ownership hash and the set of expiries beside it; false where that is nobody.
+macro_rules! owner_of {
+    () => {
+        r"local function owner_of(p, hash, set, by_field)
+  local owner = redis.call('HGET', hash, p)
+  if owner and not by_field then
+    local t = redis.call('TIME')
+    local score = redis.call('ZSCORE', set, p)
+    if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
+  end
+  return owner
+end
+"
+    };
+}
+pub(crate) use owner_of;
+
 /// One renewal: shows that the instance lives, extends what it holds, claims what is free and meant for it,
 /// and says what it holds that is meant for another.
 ///

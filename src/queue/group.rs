@@ -88,6 +88,25 @@ pub(super) struct Known {
     pub(super) before: u32,
 }
 
+impl Known {
+    /// How often it was handed over in all.
+    pub(super) fn deliveries(&self, failures: &Failures<'_>) -> u32 {
+        let earlier = self.origin.deliveries.saturating_add(self.before);
+        earlier.saturating_add(failures.deliveries)
+    }
+
+    /// When it failed first, in milliseconds of our clock.
+    pub(super) fn failed_since_ms(&self, failures: &Failures<'_>) -> u64 {
+        match self.origin.since_ms {
+            0 => {
+                let ago = clock::now().duration_since(failures.since).as_millis() as u64;
+                clock::unix_ms(clock::wall()).saturating_sub(ago)
+            }
+            ms => ms,
+        }
+    }
+}
+
 impl Group {
     /// Makes what a lane of this seat begins with, and begins anew with after a panic.
     pub(crate) fn keep(plan: &Arc<GroupPlan>, seat: &Seat) -> impl FnMut() -> Option<Self> + use<> {

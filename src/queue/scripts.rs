@@ -2,7 +2,7 @@
 //! entry belongs to. A plain `XCLAIM` by somebody who was given up for dead would steal an entry back, and
 //! a plain `XACK` of his succeeds while another handles it.
 
-use crate::net::script::Script;
+use crate::{net::script::Script, ownership::owner_of};
 
 /// How the scripts of a lane begin. `KEYS`: the stream; the ownership hash, and the set of expiries beside it.
 /// `ARGV`: the group; the member; its claim, or nothing where partitions are not claimed; `f` where hash
@@ -13,16 +13,12 @@ use crate::net::script::Script;
 macro_rules! of_a_lane {
     ($rest:literal) => {
         concat!(
-            r"#!lua flags=allow-oom
-local key, hash, set = KEYS[1], KEYS[2], KEYS[3]
+            "#!lua flags=allow-oom\n",
+            owner_of!(),
+            r"local key, hash, set = KEYS[1], KEYS[2], KEYS[3]
 local group, me, claim, by_field, p, deletes = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == 'f', ARGV[5], ARGV[6] == 'x'
 if claim ~= '' then
-  local owner = redis.call('HGET', hash, p)
-  if owner and not by_field then
-    local t = redis.call('TIME')
-    local score = redis.call('ZSCORE', set, p)
-    if score and tonumber(score) <= t[1] * 1000 + math.floor(t[2] / 1000) then owner = false end
-  end
+  local owner = owner_of(p, hash, set, by_field)
   if not owner then return redis.error_reply('UNCLAIMED the partition is nobody\'s') end
   if owner ~= claim then return redis.error_reply('CLAIMED the partition is another\'s') end
 end
@@ -68,7 +64,7 @@ end
 acknowledge(done, 1)
 return table.concat(fates)"
     ),
-    sha1: "122f57eee5e6fde2b1453279428384671a574af7",
+    sha1: "cb73fdad6c103b5edb69e3086652c8993c18a128",
     commands: "+eval +evalsha +time +hget +zscore +xpending +xack +xdel",
 };
 
@@ -92,7 +88,7 @@ if deletes then redis.call('XDEL', key, id) end
 if ARGV[9] ~= '0' then redis.call('XTRIM', letters, 'MINID', '~', ago(ARGV[9])) end
 return letter"
     ),
-    sha1: "ccc630227da28c4d924c016763d91edd70aaedb7",
+    sha1: "182b397ffaac4ce97e7fd7fc34983bf648489044",
     commands: "+eval +evalsha +time +hget +zscore +xpending +xack +xdel +xadd +xtrim",
 };
 
@@ -114,7 +110,7 @@ redis.call('XACK', key, group, id)
 if deletes then redis.call('XDEL', key, id) end
 return 'd'"
     ),
-    sha1: "a919975a854e469554348a83b7a085b8c484a5f8",
+    sha1: "d55803ab1c47ba9b5b2aa2af0c3d1f7b991f3552",
     commands: "+eval +evalsha +time +hget +zscore +xpending +xack +xdel +hset +hexists +zadd",
 };
 
@@ -175,7 +171,7 @@ for _, id in ipairs(found) do
 end
 return answer"
     ),
-    sha1: "0edcf4a1e749db592ff4f5825e46cd65008d8938",
+    sha1: "debeabf0faf0826a0a04e89feadd980dbdd1b167",
     commands: "+eval +evalsha +time +hget +zscore +xpending +xclaim",
 };
 

@@ -49,11 +49,8 @@ impl Lane<Group> {
         failures: &Failures<'_>,
     ) -> Result<Fate> {
         let record = self.reader.records()[index];
-        let Known {
-            entry,
-            origin,
-            before,
-        } = self.progress.known(index, &record);
+        let known = self.progress.known(index, &record);
+        let Known { entry, origin, .. } = known;
         let plan = &self.progress.plan;
         let message = Message::new(self.reader.bytes(), &record, &self.context);
         let (fields, payload) = letter_fields(&message, &record);
@@ -63,10 +60,7 @@ impl Lane<Group> {
             first: origin.first,
             last: entry,
             attempts: origin.attempts.saturating_add(failures.attempts),
-            deliveries: origin
-                .deliveries
-                .saturating_add(before)
-                .saturating_add(failures.deliveries),
+            deliveries: known.deliveries(failures),
             error: failures.error,
             consumer: &self.context.consumer,
             reason,
@@ -75,16 +69,13 @@ impl Lane<Group> {
         };
         let (most, age) = self.plan.parking.keep;
         let until = clock::now().duration_since(failures.until);
-        let since = match origin.since_ms {
-            0 => clock::now().duration_since(failures.since),
-            ms => Duration::from_millis(clock::unix_ms(clock::wall()).saturating_sub(ms)),
-        };
+        let since = clock::unix_ms(clock::wall()).saturating_sub(known.failed_since_ms(failures));
         let text = |n: u128| n.to_string().into_bytes();
         let mut args = vec![
             entry.to_string().into_bytes(),
             text(u128::from(most)),
             text(age.as_millis()),
-            text(since.as_millis()),
+            text(u128::from(since)),
             text(until.as_millis()),
             text(letter.own() as u128),
         ];
@@ -106,25 +97,12 @@ impl Lane<Group> {
         failures: &Failures<'_>,
     ) -> Result<Fate> {
         let record = self.reader.records()[index];
-        let Known {
-            entry,
-            origin,
-            before,
-        } = self.progress.known(index, &record);
-        let since_ms = match origin.since_ms {
-            0 => {
-                clock::unix_ms(clock::wall())
-                    - clock::now().duration_since(failures.since).as_millis() as u64
-            }
-            ms => ms,
-        };
+        let known = self.progress.known(index, &record);
+        let Known { entry, origin, .. } = known;
         let origin = Origin {
-            since_ms,
+            since_ms: known.failed_since_ms(failures),
             attempts: origin.attempts.saturating_add(1),
-            deliveries: origin
-                .deliveries
-                .saturating_add(before)
-                .saturating_add(failures.deliveries),
+            deliveries: known.deliveries(failures),
             ..origin
         };
         let plan = &self.progress.plan;

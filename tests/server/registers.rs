@@ -166,6 +166,18 @@ fn settled(server: &PrivateServer, topic: &str, partitions: u32) {
     });
 }
 
+/// Has the ghost of [`given_to`] have been given the first message so often already. Returns its id.
+fn given_so_often(server: &PrivateServer, topic: &str, times: &str) -> String {
+    let key = stream(topic, 0);
+    let id = ask(server, &["XRANGE", &key, "-", "+"]).items()[0].items()[0].text();
+    let claim = ["XCLAIM", &key, "c", "ghost", "0", &id];
+    ask(
+        server,
+        &[&claim[..], &["RETRYCOUNT", times, "JUSTID"]].concat(),
+    );
+    id
+}
+
 /// Has somebody be given everything there is, who never comes back. The group begins at the beginning.
 fn given_to(server: &PrivateServer, topic: &str, ghost: &str) {
     let key = stream(topic, 0);

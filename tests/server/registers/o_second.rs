@@ -179,20 +179,7 @@ fn o_16_what_was_given_out_too_often_is_a_dead_letter_without_another_call() {
     let streams = open(&server.url(), "o16", 1);
     publish(&streams, "o16", 0..2);
     given_to(&server, "o16", "ghost");
-    let key = stream("o16", 0);
-    let id = ask(&server, &["XRANGE", &key, "-", "+"]).items()[0].items()[0].text();
-    let often = [
-        "XCLAIM",
-        &key,
-        "c",
-        "ghost",
-        "0",
-        &id,
-        "RETRYCOUNT",
-        "1000",
-        "JUSTID",
-    ];
-    ask(&server, &often);
+    let id = given_so_often(&server, "o16", "1000");
     let seen = Seen::default();
     let builder = retrying(&streams, "o16")
         .claim_idle(ms(100))

@@ -185,20 +185,7 @@ fn x_08_how_often_a_message_was_given_out_is_what_the_server_counted() {
     let streams = open(&server.url(), "x08", 1);
     publish(&streams, "x08", 0..1);
     given_to(&server, "x08", "ghost");
-    let key = stream("x08", 0);
-    let id = ask(&server, &["XRANGE", &key, "-", "+"]).items()[0].items()[0].text();
-    let often = [
-        "XCLAIM",
-        &key,
-        "c",
-        "ghost",
-        "0",
-        &id,
-        "RETRYCOUNT",
-        "7",
-        "JUSTID",
-    ];
-    ask(&server, &often);
+    given_so_often(&server, "x08", "7");
     let seen = Seen::default();
     let builder = worker(&streams, "x08")
         .retry(0)
