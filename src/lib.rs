@@ -121,7 +121,7 @@
 //! anew, until the limit is raised or the position is reset, and [`Park`](OnError::Park) makes it a dead letter
 //! at once, with the reason `deliveries`.
 //!
-//! What counts is a call that began and never came back: the process died, was killed or was cut off by the end
+//! What counts of an ordered consumer is a call that began and never came back: the process died, was killed or was cut off by the end
 //! of `ShutdownTimeoutSeconds`, its claim ended, or its partition was given away as stalled
 //! (`HandOverWhenStalled`). Calls that come back do not count, with whatever result, and neither does the time
 //! in which a message blocks or waits for its next attempt of a second or more; nor do stops and
@@ -195,29 +195,34 @@
 //! failed message aside, so that it holds nothing up, and has it handed over again after a growing pause, up to
 //! `Retry:Attempts` times (5); then it becomes a [dead letter](#dead-letters). It keeps its id, its partition and
 //! all its bytes, [`attempt`](Message::attempt) counts on, and no other consumer of the topic sees any of this.
-//! `or_retry_after(d)?` does the same with a pause of its own. A message's successor is stored by the script that
+//! `or_retry_after(d)?` does the same with this pause; under other policies it does so once, in a `LeasedQueue` in
+//! place, and then the policy decides. A message's successor is stored by the script that
 //! acknowledges it, both or neither. [`ReplayTo::ThisConsumer`] hands a dead letter to the group that failed at it
 //! and to nobody else. What is tried again is read by a lane of its own (its status has the partition
 //! [`RETRIES`](PartitionStatus::RETRIES)), in each instance, also of a `LeasedQueue`.
 //!
 //! A handler may take as long as it likes: while it runs, and while messages wait behind it, they are kept alive
-//! at the server, and nobody takes them. What a process had that died is taken over by the others as soon as its
+//! at the server, and nobody takes them. What a process had that died is taken over by a member whose lane is free as soon as its
 //! sign of life has ended (`Instances:LeaseTtlMs`); at once after a stop, and at once when it starts again
 //! under its own `PodName`. What nobody gave a sign of for `Claim:IdleMs` (5 min), as members of other
 //! implementations do not, is claimed by whoever looks next. A process that was suspended for longer than its sign
-//! of life finishes nothing any more: its acknowledgements are refused, counted as `late` and logged, since
-//! these messages were handled twice. And of what is finished here nothing is handled here again, even if
+//! of life does not finish what another has taken over meanwhile: its acknowledgements are refused, counted as
+//! `late` and logged, since these messages were handled twice. And of what is finished here nothing is handled here again, even if
 //! its acknowledgement cannot be delivered for now.
 //!
-//! How often a message was given out without a result is counted by the server. From the third time on it is
-//! handed over alone, so that those beside it are not taken for what ends processes, and after `MaxDeliveries`
+//! What is finished is acknowledged with the next read, and while others of a batch are handled every
+//! `PersistIntervalMs`, between two calls: a process that dies in a long call repeats what it had finished just
+//! before. How often a message was given out without a result is counted by the server, an answer that was lost
+//! included. After the third time it is handed over alone, so that those beside it are not taken for what ends processes, and after `MaxDeliveries`
 //! (20) it fails [without a call](#messages-that-kill). A deploy counts as one for what was in hand.
 //!
 //! A group that is lost with its stream, or destroyed, is made again where it was, with an error in the log that
 //! says what is known: how far it is finished is written down every second. `AckDelete` deletes what is finished:
-//! `Immediate` for topics that nobody else reads, which is seen to; `AllGroups` once every consumer of the
-//! topic has finished it. Trimming by `MaxLen` deletes whatever is oldest, pending or not, and leaves behind that it
-//! is pending (`KEEPREF`, as servers call that): whoever comes upon it tells it as lost, with ids, and acknowledges
+//! `Immediate` for topics that nobody else reads; `AllGroups` within a second or two of every consumer of the
+//! topic having finished it. Consumers of this library and all groups are seen to; one that keeps positions in
+//! another implementation is not, and wants `None`. Where a consumer has no position or group, or keeps none
+//! (`Persist: None`), nothing is deleted, which the log says. Trimming by `MaxLen` deletes whatever is oldest, pending or not, and leaves behind that it
+//! is pending (`KEEPREF`, as servers call that): whoever comes upon it tells it as lost, with up to ten ids, and acknowledges
 //! it away. What `AllGroups` deletes was acknowledged by all groups, which Redis 8.2 makes sure of itself (`ACKED`). [`Admin::reset`] moves a group, and has to be told what becomes of what is
 //! [pending](Reset::pending). `MaxInFlight` bounds how many calls run at once in a process.
 //!

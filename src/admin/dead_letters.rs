@@ -136,7 +136,7 @@ pub struct DeadLetter {
     pub last_failure: SystemTime,
     /// How often it was handed over again because the policy said so.
     pub attempts: u32,
-    /// How often it was handed over in all, by the process that gave up.
+    /// How often it was handed over in all; where an ordered consumer retried, by the process that gave up.
     pub deliveries: u32,
     /// The error of the last time, its first KiB.
     pub error: String,

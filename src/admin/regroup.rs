@@ -8,7 +8,7 @@ use crate::{
         Connection, Deadline,
         script::{Script, by_hash_first},
     },
-    queue::{Mark, low_water::groups, mark_field},
+    queue::{Birth, Mark, found, is_gone, low_water::groups, mark_field},
 };
 
 /// What becomes of messages that members were given and have not acknowledged, when their group is moved.
@@ -72,25 +72,17 @@ pub(super) fn set(
     let moved = if pending == Some(Pending::Drop) {
         drop_and_move(c, (stream, group), to, by)
     } else {
-        let mut set = redis::cmd("XGROUP");
-        set.arg("SETID").arg(stream).arg(group).arg(to.to_string());
-        c.call(&set, by.left()).map(drop)
+        set_id(c, (stream, group), to, by)
     };
     match moved {
-        Err(e)
-            if matches!(e.server_code(), Some("NOGROUP"))
-                || e.message().contains("requires the key") =>
-        {
-            let mut create = redis::cmd("XGROUP");
-            create
-                .arg("CREATE")
-                .arg(stream)
-                .arg(group)
-                .arg(to.to_string())
-                .arg("MKSTREAM");
-            c.call(&create, by.left())?;
+        Err(e) if is_gone(&e) => {
+            let birth = Birth::After(to);
+            if !found(c, stream.as_bytes(), group, birth, by.left())? {
+                // A member was quicker, and had it begin elsewhere.
+                set_id(c, (stream, group), to, by)?;
+            }
         }
-        done => done?,
+        moved => moved?,
     }
     // Should the group be lost before a member writes this down.
     let mut mark = redis::cmd("HSET");
@@ -98,6 +90,17 @@ pub(super) fn set(
         .arg(mark_field(partition))
         .arg(Mark::at(to).stored());
     c.call(&mark, by.left()).map(drop)
+}
+
+fn set_id(
+    c: &mut Connection,
+    (stream, group): (&str, &str),
+    to: StreamId,
+    by: Deadline,
+) -> Result<()> {
+    let mut set = redis::cmd("XGROUP");
+    set.arg("SETID").arg(stream).arg(group).arg(to.to_string());
+    c.call(&set, by.left()).map(drop)
 }
 
 fn drop_and_move(

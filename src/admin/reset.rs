@@ -175,7 +175,8 @@ impl Reset {
     }
 
     /// Does it. Returns each partition concerned and its new position, as [`preview`](Self::preview) names
-    /// it. All of them are moved, or none. Blocks for up to the timeout.
+    /// it. All of them are moved, or none; of a group one after the other, and an error says how far that came.
+    /// Blocks for up to the timeout.
     ///
     /// Refused while an instance holds a claim on one of the partitions, unless [forced](Self::force):
     /// stop the consumer first. Claims are all that is seen: whoever consumes without writing any takes the
@@ -395,15 +396,18 @@ impl Reset {
     /// One partition after the other.
     fn regroup(&self, c: &mut Connection, places: &[Place], by: Deadline) -> Result<()> {
         let meta = self.shared.keys.positions_meta(&self.topic, &self.consumer);
-        for Place {
-            partition,
-            key,
-            target,
-            ..
-        } in places
-        {
-            let at = (&**key, &*meta, *partition);
-            regroup::set(c, at, &self.consumer, *target, self.pending, by)?;
+        for (i, place) in places.iter().enumerate() {
+            let at = (&*place.key, &*meta, place.partition);
+            let set = regroup::set(c, at, &self.consumer, place.target, self.pending, by);
+            set.map_err(|e| {
+                let moved: Vec<_> = places[..i].iter().map(|p| p.partition).collect();
+                let text = format!(
+                    "partition {} was not moved, and partitions {moved:?} were: {}",
+                    place.partition,
+                    e.message()
+                );
+                e.saying(text)
+            })?;
         }
         Ok(())
     }

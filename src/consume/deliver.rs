@@ -520,7 +520,7 @@ impl<P: Progress> Lane<P> {
 #[cold]
 fn refused(start: usize, before: Before) -> (HandlerResult, Called) {
     let what = format!(
-        "it was handed over {} times and the process died, or did not come back, each time; it is not handed \
+        "it was given out {} times and nobody came back with a result, as of one that ends its process; it is not handed \
          over any more (MaxDeliveries)",
         before.deliveries
     );

@@ -17,7 +17,7 @@ use crate::{
 use super::{
     deliveries::Deliveries,
     fenced::Fate,
-    lane::{CALLED, Flow, Lane, Plan, Seat},
+    lane::{Flow, Lane, Plan, Seat},
     park::Failures,
     progress::{Before, Progress},
     reader::Brought,
@@ -213,10 +213,14 @@ impl Progress for Positions {
         lane.park(index, failures)
     }
 
-    /// In its place: the order is kept, and whatever comes behind it waits as well.
-    fn retry_later(lane: &mut Lane<Self>, _: usize, pause: Duration, _: &Failures<'_>) -> Flow {
-        lane.context.interrupt.sleep(pause, CALLED);
-        Flow::On
+    /// Out of its place nothing is handed over here: what a lane is asked to put aside by mistake is kept.
+    fn retry_later(
+        lane: &mut Lane<Self>,
+        index: usize,
+        _: Duration,
+        failures: &Failures<'_>,
+    ) -> Flow {
+        lane.park(index, failures)
     }
 
     fn take_reset(lane: &mut Lane<Self>) {

@@ -220,7 +220,7 @@ impl Running {
         };
         let starts = if let Some(group) = &self.group {
             let seats = added.clone().map(|p| outfit.seats.seat(p).key);
-            group.found_added(connection, added.clone().zip(seats))?;
+            group.found_added(connection, seats)?;
             vec![Stored::default(); added.len()]
         } else if self.flusher.get().is_some() {
             consume::extend(connection, &outfit.plan.store, added.clone(), timeout)?

@@ -22,7 +22,9 @@ pub enum Action {
     /// Never step over it: the same message is handed over again after 1, 2, 4, 8, 16 and then every
     /// 30 seconds, for ever. Only this partition waits.
     Block,
-    /// Hand it over once more after this long, in place; if it fails again the policy decides.
+    /// Hand it over once more after this long; if it fails again the policy decides. In place, but in a
+    /// [`WorkQueue`](crate::Delivery::WorkQueue) behind others. Under [`OnError::Retry`](crate::OnError::Retry) it
+    /// is one of its attempts, out of place and with this pause.
     RetryAfter(Duration),
     /// Make it a dead letter and go on behind it, whatever the policy: it is kept for a person to look at,
     /// see [`Admin::dead_letters`](crate::Admin::dead_letters).

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     Result, StreamId, clock,
     consume::Lane,
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Outcome},
     monitor::count,
     net::{
         Connection, Inbox, resp,
@@ -65,9 +65,9 @@ impl Debts {
         self.asked > 0
     }
 
-    /// No answer comes any more.
-    pub(super) fn unasked(&mut self) {
-        self.doubtful |= self.asked > 0;
+    /// No answer comes any more; they may have been acknowledged, unless that is known not to be so.
+    pub(super) fn unasked(&mut self, outcome: Outcome) {
+        self.doubtful |= self.asked > 0 && outcome != Outcome::NotApplied;
         self.asked = 0;
     }
 
@@ -175,7 +175,10 @@ impl Group {
             })?;
             late
         });
-        debts.unasked();
+        debts.unasked(
+            paid.as_ref()
+                .map_or_else(Error::outcome, |_| Outcome::Applied),
+        );
         self.next_ack_ms = clock::coarse_ms() + self.plan.ack_ms();
         paid.map_err(|e| {
             let keys = [&*String::from_utf8_lossy(stream)];
@@ -190,6 +193,7 @@ impl Group {
         }
         if let Err(e) = Self::pay_now(lane) {
             log::debug!("{lane}: finished messages are not acknowledged yet: {e}");
+            lane.progress.heed_refusal(&e);
             lane.progress.next_ack_ms = clock::coarse_ms() + lane.progress.plan.ack_ms();
             if !e.keeps_connection() {
                 lane.reader.disconnect();

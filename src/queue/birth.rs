@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     AckDelete, Result, StreamId, clock,
     consume::{Extent, KNOWN, Lane, RETRIES, Stored},
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Outcome},
     net::Connection,
 };
 
@@ -14,7 +14,7 @@ use super::{group::Group, low_water::groups, plan::GroupPlan};
 /// So many finished messages are remembered when their group was lost, the newest, and for how long: they are
 /// given out again at once, or never.
 const MOST_FINISHED: usize = 10_000;
-const REMEMBERED_MS: u64 = 60_000;
+pub(super) const REMEMBERED_MS: u64 = 60_000;
 
 /// Where groups begin that there is no mark of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,11 +144,12 @@ impl GroupPlan {
         let known = self.known(connection)?;
         let all = (0..).zip(streams.iter().map(|s| &**s));
         for (lane, stream) in all.chain([(RETRIES, self.keys.retries.as_bytes())]) {
+            let there = Extent::of(connection, stream, self.timeout)?;
             if let Some(Reborn {
                 after,
                 why,
                 mark: Some(mark),
-            }) = again(connection, self, (lane, stream), known)?
+            }) = again(connection, self, (lane, stream, &there), known)?
             {
                 log::error!(
                     "{}: the consumer group {:?} was LOST while nobody was there, and was made again after {after}, \
@@ -199,9 +200,9 @@ impl GroupPlan {
     pub(crate) fn found_added(
         &self,
         connection: &mut Connection,
-        added: impl Iterator<Item = (u32, Box<[u8]>)>,
+        added: impl Iterator<Item = Box<[u8]>>,
     ) -> Result<()> {
-        for (_, stream) in added {
+        for stream in added {
             found(
                 connection,
                 &stream,
@@ -225,12 +226,12 @@ pub(super) struct Reborn {
 
 /// Makes the group of a lane's stream where there is none: where it was as far as anybody knows, the
 /// smallest of what is known; so nothing is passed over, and what was finished behind it is handed over
-/// again. Of the partitions so many were `known` when the consumer last began. `None` when there is one. Blocks
-/// for a few round trips.
-pub(super) fn again(
+/// again. Of the partitions so many were `known` when the consumer last began; the stream was seen as `there`.
+/// `None` when there is one. Blocks for two round trips.
+fn again(
     connection: &mut Connection,
     plan: &GroupPlan,
-    (lane, stream): (u32, &[u8]),
+    (lane, stream, there): (u32, &[u8], &Extent),
     known: Option<u32>,
 ) -> Result<Option<Reborn>> {
     let mut stored = redis::cmd("HGET");
@@ -252,24 +253,13 @@ pub(super) fn again(
         Some(mark) => (Birth::After(mark.finished()), "as far as it was finished"),
         None => (fresh, "where StartFrom says, since nothing else is known"),
     };
-    if !found(connection, stream, &plan.member.group, birth, plan.timeout)? {
-        return Ok(None);
-    }
-    let extent = Extent::of(connection, stream, plan.timeout)?;
-    if let Birth::After(id) = birth
-        && id > extent.last
-    {
+    if mark.is_some_and(|mark| mark.finished() > there.last) {
         // The stream is another one, whose ids have begun anew.
         birth = Birth::After(StreamId::MIN);
         why = "at the beginning, since the stream is another one";
-        let mut set = redis::cmd("XGROUP");
-        set.arg("SETID")
-            .arg(stream)
-            .arg(&*plan.member.group)
-            .arg(birth.text());
-        connection.call(&set, plan.timeout)?;
     }
-    Ok(Some(Reborn {
+    let made = found(connection, stream, &plan.member.group, birth, plan.timeout)?;
+    Ok(made.then(|| Reborn {
         after: birth.text(),
         why,
         mark,
@@ -277,9 +267,12 @@ pub(super) fn again(
 }
 
 /// Whether a refusal says that the group is gone, or the stream with it: however the server puts it.
-pub(super) fn is_gone(e: &Error) -> bool {
+pub(crate) fn is_gone(e: &Error) -> bool {
     matches!(e.server_code(), Some("NOGROUP" | "UNBLOCKED"))
-        || e.server_code() == Some("ERR") && e.message().contains("no such key")
+        || e.server_code() == Some("ERR")
+            && ["no such key", "requires the key"]
+                .iter()
+                .any(|text| e.message().contains(text))
 }
 
 impl Group {
@@ -303,7 +296,7 @@ impl Group {
         };
         let there = Extent::of(connection, &key, plan.timeout)?;
         let known = plan.known(connection)?;
-        let reborn = again(connection, &plan, (n, &key), known)?;
+        let reborn = again(connection, &plan, (n, &key, &there), known);
         let progress = &mut lane.progress;
         let owed = progress.debts.forget();
         progress.finished.extend(owed);
@@ -314,7 +307,21 @@ impl Group {
         progress.finished.drain(..surplus);
         progress.finished_until_ms = clock::coarse_ms() + REMEMBERED_MS;
         progress.behind = true;
-        let Some(Reborn { after, why, mark }) = reborn else {
+        let Some(Reborn { after, why, mark }) = reborn.inspect_err(|made| {
+            if made.outcome() == Outcome::NotApplied {
+                return; // and is tried again
+            }
+            // It may be there by now, and then nobody finds that it is not.
+            lane.monitor.note_gap(None, true);
+            log::error!(
+                "{lane}: the consumer group {:?} of the stream {} was LOST (the server says {}), and may have been \
+                 made again where it was: {made}",
+                plan.member.group,
+                key.escape_ascii(),
+                e.server_code().unwrap_or("nothing"),
+            );
+        })?
+        else {
             return Ok(()); // another was quicker, and has said so
         };
         lane.monitor.note_gap(None, true);

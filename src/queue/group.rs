@@ -1,9 +1,11 @@
 //! Progress as acknowledgements: what a lane does that is a member of a consumer group.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -16,6 +18,7 @@ use crate::{
         Before, Brought, CALLED, Failures, Flow, Handler, Lane, PAUSE, Plan, Progress, RESET,
         RETRIES, Seat,
     },
+    error::{Error, Outcome},
     handler::panic_text,
     monitor::count,
     net::{Connection, STOP},
@@ -29,6 +32,7 @@ use super::{
     hand::Hand,
     origin::Origin,
     plan::{GroupPlan, Source},
+    take::shown,
 };
 
 /// From how many deliveries on an entry is handed over alone: it may be what ends the process, and those beside
@@ -56,6 +60,8 @@ pub(crate) struct Group {
     pub(super) finished: Vec<StreamId>,
     /// Until when, on the coarse clock.
     pub(super) finished_until_ms: u64,
+    /// Where that is left for the lane that begins anew after a panic.
+    left: Rc<RefCell<Vec<StreamId>>>,
     pub(super) next_ack_ms: u64,
     /// Whether acknowledgements were sent over this connection, so that the server knows how.
     pub(super) has_acked: bool,
@@ -113,8 +119,13 @@ impl Group {
         let (plan, lane) = (Arc::clone(plan), seat.partition);
         let stream: Box<[u8]> = seat.key.clone();
         let interrupt = Arc::clone(&seat.interrupt);
+        // What is finished here is not handled here again, whatever ends the lane.
+        let left = Rc::<RefCell<Vec<StreamId>>>::default();
         move || {
             Some(Self {
+                finished: left.take(),
+                finished_until_ms: clock::coarse_ms() + birth::REMEMBERED_MS,
+                left: Rc::clone(&left),
                 source: Source::of(lane),
                 lane,
                 hand: plan.lanes.join(lane, &stream, &interrupt),
@@ -122,8 +133,6 @@ impl Group {
                 behind: true,
                 acquired: false,
                 debts: Debts::default(),
-                finished: Vec::new(),
-                finished_until_ms: 0,
                 given: Vec::new(),
                 next_ack_ms: 0,
                 has_acked: false,
@@ -159,6 +168,15 @@ impl Group {
         }
     }
 
+    /// A claim that is gone, or is another's, concerns whoever keeps the claims.
+    pub(super) fn heed_refusal(&self, e: &Error) {
+        if let Some(lease) = &self.plan.lease
+            && matches!(e.server_code(), Some("UNCLAIMED" | "CLAIMED"))
+        {
+            lease.desk().look_again();
+        }
+    }
+
     /// The records from the last settled one up to `end` are finished.
     pub(super) fn owe(&mut self, records: &[Record], end: usize) {
         for (i, record) in records.iter().enumerate().take(end).skip(self.settled) {
@@ -178,7 +196,7 @@ impl Progress for Group {
         // What was on its way is pending under our name, and nobody has seen it.
         self.behind = true;
         self.has_acked = false;
-        self.debts.unasked();
+        self.debts.unasked(Outcome::Unknown);
     }
 
     fn read(lane: &mut Lane<Self>) -> Result<Brought> {
@@ -188,11 +206,7 @@ impl Progress for Group {
                 Ok(Brought::Nothing)
             }
             Err(e) => {
-                if let Some(lease) = &lane.progress.plan.lease
-                    && matches!(e.server_code(), Some("UNCLAIMED" | "CLAIMED"))
-                {
-                    lease.desk().look_again();
-                }
+                lane.progress.heed_refusal(&e);
                 Err(e)
             }
             read => read,
@@ -209,11 +223,11 @@ impl Progress for Group {
             progress, reader, ..
         } = lane;
         progress.settled = 0;
-        let mut gone = (0, None);
+        let mut gone = Vec::new(); // mostly nothing
         for (id, why) in reader.index().aside() {
             progress.debts.add(*id);
             if *why == Aside::Gone {
-                gone = (gone.0 + 1, gone.1.or(Some(*id)));
+                gone.push(*id);
             }
         }
         let given_before = reader.is_given_before();
@@ -255,7 +269,7 @@ impl Progress for Group {
                 .zip(&*records)
                 .map(|(i, r)| progress.known(i, r).entry),
         );
-        Self::tell_of_gone(lane, gone);
+        Self::tell_of_gone(lane, &gone);
     }
 
     fn passed(lane: &mut Lane<Self>) {
@@ -438,15 +452,17 @@ impl Progress for Group {
 
 impl Group {
     /// Entries were deleted while they were pending.
-    pub(super) fn tell_of_gone(lane: &mut Lane<Self>, (many, first): (u64, Option<StreamId>)) {
-        let Some(first) = first else {
+    pub(super) fn tell_of_gone(lane: &mut Lane<Self>, ids: &[StreamId]) {
+        if ids.is_empty() {
             return;
-        };
-        lane.monitor.note_gap(Some(many), true);
+        }
+        let many = ids.len();
+        lane.monitor.note_gap(Some(many as u64), true);
         if let Some(held) = lane.progress.quiet_gone.permit() {
             log::error!(
-                "{lane}: {many} messages (the first: {first}) were deleted from the stream after they had been \
-                 given out and before they were finished: they are LOST; find out who trims or deletes there{}",
+                "{lane}: {many} messages were deleted from the stream after they had been given out and before \
+                 they were finished: they are LOST: {}; find out who trims or deletes there{}",
+                shown(ids),
                 HeldBack(held)
             );
         }
@@ -477,6 +493,9 @@ impl Lane<Group> {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        let mut left = self.left.borrow_mut();
+        left.append(&mut self.debts.forget());
+        left.append(&mut self.finished);
         self.plan.lanes.leave(self.lane, &self.hand);
     }
 }

@@ -89,10 +89,15 @@ impl Hand {
         !held.ids.is_empty() && clock::coarse_ms().saturating_sub(held.since_ms) >= ms
     }
 
-    /// Whether it is worth writing down how far the group is; asked once for each time that this is done.
+    /// Whether it is worth writing down how far the group is.
     pub(super) fn has_moved(&self) -> bool {
+        self.moved.load(Relaxed) > 0
+    }
+
+    /// That was done.
+    pub(super) fn marked(&self) {
         let less = |n: u8| n.checked_sub(1);
-        self.moved.fetch_update(Relaxed, Relaxed, less).is_ok()
+        let _ = self.moved.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// More is pending under our name: the lane is to read it before anything new.

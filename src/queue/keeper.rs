@@ -26,10 +26,10 @@ use crate::{
 use super::{
     birth::{Mark, is_gone, mark_field},
     hand::Hand,
-    low_water::low_water,
+    low_water::{Low, low_water},
     plan::{GroupPlan, Source},
     scripts::{KEEP, LIVE, MARK, PRUNE},
-    take::{Taken, take_some},
+    take::{Taken, shown, take_over},
 };
 
 /// How often it looks who lives, and writes down how far the group is.
@@ -40,6 +40,8 @@ const BUSY_MS: u64 = 2000;
 const KEPT: usize = 2000;
 /// How often something is taken over from one member before it is looked for the next.
 const ROUNDS: usize = 10;
+/// Whoever begins is in the way of deleting for a moment, which is not worth a word.
+const ENOUGH: u32 = 5;
 /// How many idle entries are claimed from one stream at once.
 const CLAIMED: usize = 100;
 /// Members that were not seen for so long are not remembered.
@@ -82,11 +84,16 @@ pub(crate) struct Keeper {
     cursors: BTreeMap<u32, String>,
     /// Whether the server may know how to trim what its groups have acknowledged, and nothing else.
     looks_at_groups: bool,
+    /// Lanes in whose streams there is something left to be deleted when others have finished it.
+    undeleted: BTreeSet<u32>,
+    /// How often in a row it could not be told up to where that is.
+    in_the_way: u32,
     next_look: Instant,
     next_search: Instant,
     quiet: Quiet,
     quiet_taken: Quiet,
     quiet_gone: Quiet,
+    quiet_undeleted: Quiet,
 }
 
 impl Keeper {
@@ -114,11 +121,14 @@ impl Keeper {
             looked: BTreeSet::new(),
             cursors: BTreeMap::new(),
             looks_at_groups: true,
+            undeleted: BTreeSet::new(),
+            in_the_way: 0,
             next_look: clock::now(),
             next_search: clock::now(),
             quiet: Quiet::default(),
             quiet_taken: Quiet::default(),
             quiet_gone: Quiet::default(),
+            quiet_undeleted: Quiet::default(),
         }
     }
 
@@ -156,11 +166,16 @@ impl Keeper {
         }
         self.next_look = now + LOOK;
         for (n, stream, hand) in &lanes {
-            if hand.has_moved() {
+            let moved = hand.has_moved();
+            if moved {
                 self.mark(*n, stream)?;
-                if self.plan.ack_delete == AckDelete::AllGroups && *n != RETRIES {
-                    self.delete_finished(*n, stream)?;
-                }
+            }
+            let deletes = self.plan.ack_delete == AckDelete::AllGroups && *n != RETRIES;
+            if deletes && (moved || self.undeleted.contains(n)) {
+                self.delete_finished(*n, stream)?;
+            }
+            if moved {
+                hand.marked();
             }
         }
         let changed = self.look_who_lives()? | mem::take(&mut self.has_changed);
@@ -239,17 +254,34 @@ impl Keeper {
     /// Deletes what every reader has finished.
     fn delete_finished(&mut self, n: u32, stream: &[u8]) -> Result<()> {
         let plan = Arc::clone(&self.plan);
+        self.undeleted.insert(n); // until nothing is left to be deleted
         let of = (&*plan.topic, n, stream);
         let low = match low_water(self.connection()?, &plan.names, of, plan.timeout) {
-            Err(e) if e.keeps_connection() => {
-                log::debug!("{}: what is finished is not deleted: {e}", self.name);
-                None
-            }
+            Err(e) if e.keeps_connection() => Low::Unknown(e.to_string()),
             low => low?,
         };
-        let Some(low) = low else {
-            return Ok(());
+        let low = match low {
+            Low::At(low) => low,
+            Low::Unknown(why) => {
+                self.in_the_way += 1;
+                if self.in_the_way > ENOUGH
+                    && let Some(more) = self.quiet_undeleted.permit()
+                {
+                    log::warn!(
+                        "{}: nothing is deleted (AckDelete AllGroups), and the stream {} grows: {why}{}",
+                        self.name,
+                        stream.escape_ascii(),
+                        HeldBack(more)
+                    );
+                }
+                return Ok(());
+            }
         };
+        self.in_the_way = 0;
+        let delivered = plan.marks.lock().get(&n).map(|mark| mark.delivered);
+        if delivered.is_none_or(|delivered| low >= delivered) {
+            self.undeleted.remove(&n);
+        }
         let mut trim = redis::cmd("XTRIM");
         trim.arg(stream)
             .arg("MINID")
@@ -352,22 +384,11 @@ impl Keeper {
                 continue;
             }
             let mut all = Taken::default();
-            for _ in 0..ROUNDS {
-                let connection = self.connection()?;
-                let taken = match take_some(connection, &plan, (Source::of(n), stream), &name) {
-                    Err(e) if e.keeps_connection() => {
-                        log::debug!("{}: cannot take over from {name:?}: {e}", self.name);
-                        break;
-                    }
-                    taken => taken?,
-                };
-                all.entries += taken.entries;
-                all.gone.extend(taken.gone);
-                all.more = taken.more;
-                if !all.more {
-                    break;
-                }
-            }
+            let of = (Source::of(n), stream);
+            let connection = self.connection()?;
+            let taken = take_over(connection, &plan, of, (&name, ROUNDS), &mut all);
+            // Also what was on its way when that failed may be ours by now.
+            hand.add();
             if all.entries > 0
                 && let Some(more) = self.quiet_taken.permit()
             {
@@ -379,19 +400,25 @@ impl Keeper {
                     HeldBack(more)
                 );
             }
-            if let Some(first) = all.gone.first() {
+            if !all.gone.is_empty() {
                 if let Some(more) = self.quiet_gone.permit() {
                     log::error!(
-                        "{}: {} messages of lane {n} that {name:?} had not finished (the first: {first}) were \
-                         deleted from the stream: they are LOST{}",
+                        "{}: {} messages of lane {n} that {name:?} had not finished were deleted from the stream: \
+                         they are LOST: {}{}",
                         self.name,
                         all.gone.len(),
+                        shown(&all.gone),
                         HeldBack(more)
                     );
                 }
                 hand.lose(all.gone.len() as u64);
             }
-            hand.add();
+            match taken {
+                Err(e) if e.keeps_connection() => {
+                    log::debug!("{}: cannot take over from {name:?}: {e}", self.name);
+                }
+                taken => taken?,
+            }
         }
         Ok(())
     }
@@ -406,7 +433,9 @@ impl Keeper {
             .arg(&*plan.member.name);
         cmd.arg(self.terms.idle.as_millis() as u64).arg(&cursor);
         cmd.arg("COUNT").arg(CLAIMED).arg("JUSTID");
-        let Some(Value::Array(answer)) = self.ask(&cmd)? else {
+        // Where the answer is lost something may be ours all the same.
+        let answer = self.ask(&cmd).inspect_err(|_| hand.add())?;
+        let Some(Value::Array(answer)) = answer else {
             return Ok(());
         };
         if let Some(Value::BulkString(next)) = answer.first() {
@@ -427,13 +456,15 @@ impl Keeper {
         if let Some(Value::Array(gone)) = answer.get(2)
             && !gone.is_empty()
         {
-            let ids: Vec<_> = gone.iter().filter_map(text).take(10).collect();
+            let ids: Vec<_> = gone
+                .iter()
+                .filter_map(|id| StreamId::parse(text(id)?.as_bytes()))
+                .collect();
             log::error!(
-                "{}: {} pending messages of lane {n} were deleted from the stream: they are LOST: {}{}",
+                "{}: {} pending messages of lane {n} were deleted from the stream: they are LOST: {}",
                 self.name,
                 gone.len(),
-                ids.join(" "),
-                if gone.len() > ids.len() { " ..." } else { "" }
+                shown(&ids),
             );
             hand.lose(gone.len() as u64);
         }

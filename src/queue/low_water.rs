@@ -67,16 +67,22 @@ pub(crate) fn first_pending(
     })
 }
 
+/// Up to where a stream may be deleted.
+pub(super) enum Low {
+    At(StreamId),
+    /// Nobody can tell, for this reason.
+    Unknown(String),
+}
+
 /// Everything up to the answer is finished by every group of the stream and every consumer of the topic that
-/// keeps positions; `None` where that cannot be told, as where one has no position or no group there yet, or has
-/// lost it, or keeps none. Readers of other implementations are seen by their groups only. Blocks for a few round
-/// trips.
+/// keeps positions; that cannot be told where one has no position or no group there yet, or has lost it, or keeps
+/// none. Readers of other implementations are seen by their groups only. Blocks for a few round trips.
 pub(super) fn low_water(
     connection: &mut Connection,
     keys: &Keys,
     (topic, partition, stream): (&str, u32, &[u8]),
     timeout: Duration,
-) -> Result<Option<StreamId>> {
+) -> Result<Low> {
     let mut low = StreamId::MAX;
     let registered = registered(connection, keys, topic, timeout)?;
     let groups = groups(connection, stream, timeout)?;
@@ -84,18 +90,24 @@ pub(super) fn low_water(
         match keeps {
             Keeps::Group | Keeps::DeletingGroup => {
                 if !groups.iter().any(|g| g.name == consumer.as_bytes()) {
-                    return Ok(None);
+                    return Ok(Low::Unknown(format!(
+                        "consumer {consumer:?} has no group there"
+                    )));
                 }
             }
-            Keeps::Nothing => return Ok(None),
+            Keeps::Nothing => {
+                let why = "keeps nothing of what it has finished (Persist None)";
+                return Ok(Low::Unknown(format!("consumer {consumer:?} {why}")));
+            }
             Keeps::Positions => {
                 let mut cmd = redis::cmd("HGET");
                 cmd.arg(keys.positions(topic, &consumer)).arg(partition);
                 let position: Option<Vec<u8>> = connection.ask(&cmd, timeout)?;
-                match position.as_deref().and_then(PositionValue::parse) {
-                    Some(position) => low = low.min(position.id),
-                    None => return Ok(None),
-                }
+                let Some(position) = position.as_deref().and_then(PositionValue::parse) else {
+                    let why = format!("consumer {consumer:?} has no position there");
+                    return Ok(Low::Unknown(why));
+                };
+                low = low.min(position.id);
             }
         }
     }
@@ -107,5 +119,8 @@ pub(super) fn low_water(
             low = low.min(first.before());
         }
     }
-    Ok(Some(low).filter(|low| *low < StreamId::MAX))
+    Ok(match low {
+        StreamId::MAX => Low::Unknown("nobody reads it".into()),
+        low => Low::At(low),
+    })
 }

@@ -20,7 +20,7 @@ mod scripts;
 mod successor;
 mod take;
 
-pub(crate) use birth::{Birth, Mark, mark_field};
+pub(crate) use birth::{Birth, Mark, found, is_gone, mark_field};
 pub(crate) use group::Group;
 pub(crate) use keeper::{Keeper, Terms, member_of};
 pub(crate) use origin::Origin;

@@ -20,6 +20,7 @@ use crate::{
 use super::{
     birth::{Birth, Mark},
     hand::Hand,
+    low_water::groups,
 };
 
 /// What a lane reads.
@@ -144,25 +145,13 @@ impl GroupPlan {
             .arg("+")
             .arg(1)
             .arg(&*self.member.name);
-        let mut all = redis::cmd("XINFO");
-        all.arg("GROUPS").arg(stream);
         // In this order: what is given out between the two is seen by the other.
-        let groups: Vec<BTreeMap<String, redis::Value>> = connection.ask(&all, timeout)?;
+        let groups = groups(connection, stream, timeout)?;
         let pending: Vec<redis::Value> = connection.ask(&ours, timeout)?;
-        let text = |group: &BTreeMap<String, redis::Value>, field| match group.get(field) {
-            Some(redis::Value::BulkString(text)) => Some(text.clone()),
-            _ => None,
-        };
-        let of_ours = |group: &&BTreeMap<String, redis::Value>| {
-            text(group, "name").as_deref() == Some(self.member.group.as_bytes())
-        };
-        let last = groups
+        let of_ours = groups
             .iter()
-            .find(of_ours)
-            .and_then(|group| text(group, "last-delivered-id"));
-        let last = last
-            .and_then(|text| StreamId::parse(&text))
-            .unwrap_or_default();
+            .find(|g| *g.name == *self.member.group.as_bytes());
+        let last = of_ours.map_or(StreamId::MIN, |g| g.delivered);
         Ok(pending.is_empty() && last >= tail)
     }
 

@@ -17,7 +17,7 @@ use super::{
     group::{Group, SUSPECT},
     plan::Source,
     scripts::ACK,
-    take::take_all,
+    take::{Taken, take_over},
 };
 
 /// How many own fields a letter about a broken item has, the times and the error included.
@@ -54,6 +54,7 @@ impl Group {
         Self::tell_of_late(lane, late);
         match brought {
             Err(e) if before > 0 && e.operation() == "acknowledge" => {
+                lane.progress.debts.unasked(e.outcome());
                 let key = String::from_utf8_lossy(lane.reader.key()).into_owned();
                 Err(ACK.saying_what_to_grant(e, &[&key]))
             }
@@ -145,15 +146,23 @@ impl Group {
         let Some(connection) = lane.reader.connection() else {
             return Err(Error::new(ErrorKind::Io, "take over", "not connected"));
         };
-        let taken = take_all(connection, &plan, (source, &key), "")?;
-        if taken.entries > 0 {
+        let mut all = Taken::default();
+        let taken = take_over(
+            connection,
+            &plan,
+            (source, &key),
+            ("", usize::MAX),
+            &mut all,
+        );
+        if all.entries > 0 {
             log::info!(
                 "{lane}: took over {} messages that others had not finished",
-                taken.entries
+                all.entries
             );
         }
-        Self::tell_of_gone(lane, (taken.gone.len() as u64, taken.gone.first().copied()));
+        Self::tell_of_gone(lane, &all.gone);
         lane.progress.behind = true;
+        taken?;
         lane.progress.acquired = true;
         Ok(())
     }

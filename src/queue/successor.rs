@@ -161,7 +161,9 @@ impl Lane<Group> {
         answer.map_err(|e| {
             let keys: Vec<&str> = successor.keys.iter().map(String::as_str).collect();
             let e = successor.script.saying_what_to_grant(e, &keys);
-            e.on_key(keys[0].as_bytes()).at(plan.target.endpoint())
+            let about_entry = matches!(e.server_code(), Some("NOGROUP" | "UNCLAIMED" | "CLAIMED"));
+            let about = if about_entry { key } else { keys[0].as_bytes() };
+            e.on_key(about).at(plan.target.endpoint())
         })
     }
 }
@@ -236,6 +238,7 @@ impl Group {
                 }
                 Err(e) => {
                     may_be_done |= e.outcome() != Outcome::NotApplied;
+                    lane.progress.heed_refusal(&e);
                     if birth::is_gone(&e) {
                         // Whoever is given it next deals with it.
                         lane.progress.settled = index + 1;

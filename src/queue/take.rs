@@ -24,31 +24,45 @@ pub(super) struct Taken {
     pub(super) more: bool,
 }
 
+/// So many ids are told of entries that are gone.
+const SHOWN: usize = 10;
+
+/// Ids of entries that are gone, for people.
+pub(super) fn shown(ids: &[StreamId]) -> String {
+    let mut texts: Vec<_> = ids.iter().take(SHOWN).map(StreamId::to_string).collect();
+    if ids.len() > SHOWN {
+        texts.push("...".into());
+    }
+    texts.join(" ")
+}
+
 /// Makes what is pending under the name of `other`, or of all others where that is empty, pending under ours;
-/// how often it was delivered stays. Blocks for as many round trips as it takes.
+/// how often it was delivered stays. No more than `rounds` round trips are made; `taken` is what came of them,
+/// also where one failed.
 ///
 /// # Errors
 ///
-/// The server's, and the connection's. What was taken over is ours all the same.
-pub(super) fn take_all(
+/// The server's, and the connection's. What was taken over is ours all the same, and what was on its way may be.
+pub(super) fn take_over(
     connection: &mut Connection,
     plan: &GroupPlan,
     of: (Source, &[u8]),
-    other: &str,
-) -> Result<Taken> {
-    let mut all = Taken::default();
-    loop {
-        let mut some = take_some(connection, plan, of, other)?;
-        all.entries += some.entries;
-        all.gone.append(&mut some.gone);
-        if !some.more {
-            return Ok(all);
+    (other, rounds): (&str, usize),
+    taken: &mut Taken,
+) -> Result<()> {
+    for _ in 0..rounds {
+        let some = take_some(connection, plan, of, other)?;
+        taken.entries += some.entries;
+        taken.gone.extend(some.gone);
+        taken.more = some.more;
+        if !taken.more {
+            break;
         }
     }
+    Ok(())
 }
 
-/// As [`take_all`], for one round trip.
-pub(super) fn take_some(
+fn take_some(
     connection: &mut Connection,
     plan: &GroupPlan,
     (source, stream): (Source, &[u8]),

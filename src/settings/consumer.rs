@@ -46,7 +46,8 @@ section! {
         persist: Persist = Persist::AsyncBatch, "Persist", choice::<Persist>();
         /// How long after a message is finished its position is stored, under `AsyncBatch`: a crash
         /// hands over again what was handled since. In every mode, how often the consumer looks
-        /// whether it is to be reset.
+        /// whether it is to be reset. In the queue modes, how long a finished message waits at most for its
+        /// acknowledgement while others of its batch are handled, as is looked between calls.
         persist_interval: Duration = Duration::from_secs(1), "PersistIntervalMs",
             millis(1, 3_600_000);
         /// Whether a batch is read ahead while the one before it is handled. False is the same as a
@@ -77,7 +78,7 @@ section! {
         claim_interval: Duration = Duration::from_secs(30), "Claim:IntervalMs",
             millis(50, 3_600_000);
         /// How many handler calls of this consumer may run at once in this process, whatever the number of
-        /// partitions. Unset: one for each partition.
+        /// partitions. Unset: one for each partition, and in the queue modes one for what is tried again.
         max_in_flight: Option<u32> = None, "MaxInFlight", Opt(Whole("calls", 1, 65_536)),
             set(calls: u32) Some(calls);
         /// In the queue modes: whether messages are deleted once they are finished: `None` leaves that to
@@ -106,6 +107,7 @@ section! {
         /// By how much of itself each pause is lengthened at most, at random.
         park_jitter: u32 = 25, "Park:JitterPercent", Whole("percent", 0, 100);
         /// How often a message that failed is handed over again, under `Retry`, before it becomes a dead letter.
+        /// 0: at its first failure. A message may say less in the header `streamlane-max-attempts`.
         retry_attempts: u32 = 5, "Retry:Attempts", Whole("attempts", 0, 1_000_000);
         /// The pause before the first of these attempts; it doubles from one to the next.
         retry_backoff_base: Duration = Duration::from_secs(1), "Retry:BackoffBaseMs",
@@ -258,7 +260,8 @@ choices! {
         None,
         /// Each is deleted when it is acknowledged: for topics that nobody else reads.
         Immediate,
-        /// They are deleted within a second or so of having been finished by every consumer of the topic.
+        /// They are deleted within a second or two of having been finished by every consumer of the topic that is
+        /// known here: those of this library, and all groups.
         AllGroups,
     }
 }

@@ -92,7 +92,11 @@ fn each_policy_has_its_way_with_a_message_that_is_not_handed_over_any_more() {
             } else {
                 status.reason.clone()
             };
-            for part in [&*ids[0].to_string(), "handed over 20 times", "died"] {
+            for part in [
+                &*ids[0].to_string(),
+                "given out 20 times",
+                "ends its process",
+            ] {
                 assert!(said.contains(part), "{part}: {said}");
             }
             assert!(seen.all().is_empty() && status.failures == 1, "{topic}");
@@ -113,7 +117,7 @@ fn each_policy_has_its_way_with_a_message_that_is_not_handed_over_any_more() {
                 .all(|l| l.reason == Some(DeadLetterReason::Deliveries))
         );
         if on && !kept {
-            let lines = logged(&[&format!("ERROR {topic}[0]/c"), "handed over 20 times"]);
+            let lines = logged(&[&format!("ERROR {topic}[0]/c"), "given out 20 times"]);
             assert_eq!(lines.len(), 1, "{lines:?}");
             for part in [&*ids[0].to_string(), "stepped over", "MaxDeliveries"] {
                 assert!(lines[0].contains(part), "{part}: {}", lines[0]);

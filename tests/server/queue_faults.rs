@@ -404,3 +404,56 @@ fn a_message_of_more_fields_than_a_script_takes_is_a_dead_letter_at_once_and_no_
     assert_eq!(calls.len(), 1);
     consumer.stop();
 }
+
+/// What is finished is deleted when the last of its readers has finished it, whoever that is and however quiet the
+/// topic is by then.
+#[test]
+fn what_the_slowest_reader_finishes_last_is_deleted_though_nothing_new_comes() {
+    let server = server();
+    let streams = open(&server.url(), "quiet-end", 1);
+    let (fast, slow) = (Seen::default(), Seen::default());
+    let deleting = worker(&streams, "quiet-end").ack_delete(AckDelete::AllGroups);
+    let _deleting = recording(deleting, &fast).start().unwrap();
+    let reader = streams
+        .consumer("quiet-end")
+        .name("slow")
+        .persist_interval(SHORT);
+    let reader = recording(reader, &slow).start().unwrap();
+    reader.pause();
+    publish(&streams, "quiet-end", 0..20);
+    fast.wait_for(20);
+    thread::sleep(Duration::from_secs(4)); // by then all has been looked at that moves
+    let length = || {
+        server
+            .command(&["XLEN", &stream("quiet-end", 0)])
+            .unwrap()
+            .int()
+    };
+    assert!(length() >= Some(20 - i64::try_from(slow.len()).unwrap()));
+    reader.resume();
+    slow.wait_for(20);
+    expect("all to be deleted", || length() == Some(0));
+}
+
+/// Whoever wonders why a topic grows is told who is in the way.
+#[test]
+fn a_consumer_that_keeps_nothing_is_named_as_what_keeps_all_from_being_deleted() {
+    let server = server();
+    let streams = open(&server.url(), "in-the-way", 1);
+    let seen = Seen::default();
+    let forgetful = streams
+        .consumer("in-the-way")
+        .name("forgetful")
+        .persist(Persist::None);
+    let forgetful = forgetful.start_from(StartFrom::Now);
+    let _forgetful = recording(forgetful, &Seen::default()).start().unwrap();
+    let deleting = worker(&streams, "in-the-way").ack_delete(AckDelete::AllGroups);
+    let _deleting = recording(deleting, &seen).start().unwrap();
+    publish(&streams, "in-the-way", 0..1);
+    seen.wait_for(1);
+    expect("a line about it", || {
+        let told = warned("in-the-way/c");
+        told.iter()
+            .any(|l| l.contains("forgetful") && l.contains("AllGroups"))
+    });
+}

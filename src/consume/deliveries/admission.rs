@@ -102,7 +102,7 @@ impl Lane<Positions> {
                     // time has passed: the claim is looked at once more, and what is on record stays
                 }
                 Ok(fate) => {
-                    let e = self.unstored(fate);
+                    let e = self.unstored(fate).during("count a delivery");
                     self.wait_out(&e);
                 }
                 Err(e) if e.keeps_connection() => {
@@ -146,8 +146,10 @@ impl Lane<Positions> {
                 store.put_tally(&mut c, p, before, LAST_WORD)
             })
         };
-        if let Err(e) = written {
-            log::debug!("{self}: a delivery stays counted: {e}");
+        match written {
+            Ok(Fate::Stored) => {}
+            Ok(fate) => log::debug!("{self}: a delivery stays counted: {}", fate.why()),
+            Err(e) => log::debug!("{self}: a delivery stays counted: {e}"),
         }
     }
 

@@ -50,7 +50,8 @@ impl<H> ConsumerBuilder<H> {
         self.with(move |s| s.claim_interval(interval))
     }
 
-    /// How many handler calls may run at once in this process (default: one for each partition).
+    /// How many handler calls may run at once in this process (default: one for each partition,
+    /// and in the queue modes one for what is tried again).
     pub fn max_in_flight(self, calls: u32) -> Self {
         self.with(move |s| s.max_in_flight(calls))
     }
