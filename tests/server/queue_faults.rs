@@ -457,3 +457,38 @@ fn a_consumer_that_keeps_nothing_is_named_as_what_keeps_all_from_being_deleted()
             .any(|l| l.contains("forgetful") && l.contains("AllGroups"))
     });
 }
+
+/// A logger is foreign code, too: its panic ends the lane, which begins anew and is given again what it has finished
+/// and could not acknowledge.
+#[test]
+fn what_is_finished_is_not_handled_again_by_a_lane_that_begins_anew_after_a_panic() {
+    let server = server();
+    let streams = open(&server.url(), "lane-anew", 1);
+    publish(&streams, "lane-anew", 0..2); // so that one read brings both
+    let panicked = Arc::new(AtomicBool::new(false));
+    let once = Arc::clone(&panicked);
+    on_log(move |line| {
+        let fails = line.contains("lane-anew[0]/c: handler failed");
+        assert!(!fails || once.swap(true, SeqCst), "the logger panics");
+    });
+    let seen = Seen::default();
+    let handle = {
+        let seen = seen.clone();
+        move |m: &Message<'_>| -> HandlerResult {
+            seen.push(text(m));
+            if text(m) == "1" {
+                Err("no such account")?;
+            }
+            Ok(())
+        }
+    };
+    let consumer = worker(&streams, "lane-anew")
+        .shared(handle)
+        .start()
+        .unwrap();
+    seen.wait_for(3);
+    consumer.drain(PATIENCE).unwrap();
+    assert!(panicked.load(SeqCst));
+    assert_eq!(seen.all(), ["0", "1", "1"]);
+    assert_eq!(pending(&server, &stream("lane-anew", 0)), 0);
+}
