@@ -464,7 +464,6 @@ fn a_consumer_that_keeps_nothing_is_named_as_what_keeps_all_from_being_deleted()
 fn what_is_finished_is_not_handled_again_by_a_lane_that_begins_anew_after_a_panic() {
     let server = server();
     let streams = open(&server.url(), "lane-anew", 1);
-    publish(&streams, "lane-anew", 0..2); // so that one read brings both
     let panicked = Arc::new(AtomicBool::new(false));
     let once = Arc::clone(&panicked);
     on_log(move |line| {
@@ -486,9 +485,19 @@ fn what_is_finished_is_not_handled_again_by_a_lane_that_begins_anew_after_a_pani
         .shared(handle)
         .start()
         .unwrap();
-    seen.wait_for(3);
+    // What is finished next waits for the next read now.
+    publish_to(&streams, "lane-anew", 0, &["first"]);
+    seen.wait_for(1);
+    expect("it to be acknowledged", || {
+        pending(&server, &stream("lane-anew", 0)) == 0
+    });
+    let both = "for n = 0, 1 do redis.call('XADD', KEYS[1], '*', 'b', n, 't', 'T') end";
+    server
+        .command(&["EVAL", both, "1", &stream("lane-anew", 0)])
+        .unwrap();
+    seen.wait_for(4);
     consumer.drain(PATIENCE).unwrap();
     assert!(panicked.load(SeqCst));
-    assert_eq!(seen.all(), ["0", "1", "1"]);
+    assert_eq!(seen.all(), ["first", "0", "1", "1"]);
     assert_eq!(pending(&server, &stream("lane-anew", 0)), 0);
 }
