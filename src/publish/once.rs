@@ -82,7 +82,8 @@ pub(super) fn check_ttl(operation: &'static str, ttl: Duration) -> Result<()> {
 /// Keys: the stream, the marker, and the payload where the body is kept apart. Arguments: the milliseconds to
 /// remember it for; with a payload, the milliseconds that it lives, and the body; then what follows the
 /// key in XADD. What may be refused is refused before anything is appended: the marker is written empty
-/// first, and an empty one counts as none. Ids stay text throughout: numbers would lose their last
+/// first, and an empty one counts as none. That the payload cannot be deleted again never hides why nothing was
+/// appended. Ids stay text throughout: numbers would lose their last
 /// digits. A server without memory refuses the script as it does an XADD.
 pub(super) const ONCE: Script = Script {
     text: "#!lua
@@ -96,13 +97,13 @@ if KEYS[3] then
 end
 id = redis.pcall('XADD', KEYS[1], unpack(ARGV, first))
 if type(id) == 'table' then
-  if KEYS[3] then redis.call('DEL', KEYS[3]) end
+  if KEYS[3] then redis.pcall('DEL', KEYS[3]) end
   return id
 end
 redis.call('SET', KEYS[2], id, 'PX', ARGV[1])
 return id",
-    sha1: "1d88e4a7f5d719c05dc5bc0d3494bca4c1a5d1ef",
-    commands: "+eval +evalsha +get +set +xadd",
+    sha1: "1c697e07ed20ded1160c04d1cd570bb13646b93d",
+    commands: "+eval +evalsha +get +set +xadd +del",
 };
 
 /// What the script puts before an id that it found.

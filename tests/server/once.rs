@@ -441,7 +441,7 @@ fn where_scripts_are_forbidden_the_error_says_what_to_grant_and_nothing_is_store
             Some(ServerClass::NoPermission),
             "{forbidden}: {e}"
         );
-        let grant = "+eval +evalsha +get +set +xadd ~re:once:*";
+        let grant = "+eval +evalsha +get +set +xadd +del ~re:once:*";
         assert!(e.to_string().contains(grant), "{e}");
         assert_eq!(length(&server, "orders", 0), 1, "{forbidden}");
     }

@@ -836,6 +836,25 @@ fn who_may_not_read_payloads_is_told_what_to_grant() {
 }
 
 #[test]
+fn why_nothing_was_appended_is_told_to_who_may_not_delete_payloads_too() {
+    let server = server();
+    let rules = "ACL SETUSER k on >p ~* &* +@all -del";
+    let rules: Vec<_> = rules.split(' ').collect();
+    server.command(&rules).unwrap();
+    let url = server.tcp_url().replacen("redis://", "redis://k:p@", 1);
+    let publisher = open_apart(&url, "kept").publisher("kept").unwrap();
+    publisher.publish("k", "T", "small").unwrap();
+    server.command(&["DEL", "re:s:{kept}:0"]).unwrap();
+    server
+        .command(&["SET", "re:s:{kept}:0", "no stream"])
+        .unwrap();
+    let body = doc(0, MB);
+    let m = publisher.message("T", &body).key("k").dedupe("id", HOUR);
+    let e = m.publish().unwrap_err();
+    assert!(e.to_string().contains("WRONGTYPE"), "{e}");
+}
+
+#[test]
 fn members_of_a_group_have_the_bodies_through_retries_letters_and_replays() {
     for (topic, delivery) in [
         ("group", Delivery::WorkQueue),
