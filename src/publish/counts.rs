@@ -131,7 +131,7 @@ pub struct PublishStatus {
     pub scheduled: u64,
     /// How many of those, whoever scheduled them, this process published when they were due.
     pub moved: u64,
-    /// How often one could not be published when it was due, and was put off by a minute or is gone; the
-    /// log says why.
+    /// How often one could not be published when it was due, and was put off by a second or a minute, or
+    /// is gone; the log says which and why.
     pub put_off: u64,
 }

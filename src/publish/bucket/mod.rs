@@ -32,7 +32,7 @@ pub(crate) use delays::{Delays, Terms};
 /// go, what follows the key in the XADD of one as far as it is the same for all, from `!` on.
 ///
 /// Answers how many were published; in how many milliseconds the next is due, or -1 where there is none;
-/// then the id and a text for each that could not be. An empty id is for something that holds up all, such as
+/// then the id and a text for each that could not be: why, and what follows. An empty id is for something that holds up all, such as
 /// a server without memory: then nothing more was tried. Whatever else is wrong with one item is no matter of
 /// the others: it is put off by a minute (where its stream is none of those given, by a second, for a topic
 /// may have grown), or becomes a letter. What has no item is gone, and is said to be. Doing it again does what
@@ -50,7 +50,7 @@ local function say(id, what)
 end
 local function put_off(id, ms, why)
     redis.call('ZADD', KEYS[1], now + ms, id)
-    say(id, why)
+    say(id, why .. '; it is tried again in ' .. (ms == 1000 and 'a second' or 'a minute'))
 end
 local function take_out(id)
     redis.call('ZREM', KEYS[1], id)
@@ -87,7 +87,7 @@ local function broken(id, item, why)
         end
         e = try(function() redis.call('XADD', KEYS[3], unpack(letter)) end)
     end
-    if e then return put_off(id, 60000, why) end
+    if e then return put_off(id, 60000, why .. '; no dead letter: ' .. e) end
     take_out(id)
     say(id, why .. '; it is kept as a dead letter')
 end
@@ -128,7 +128,7 @@ answer[1] = moved
 local head = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 if head[2] then answer[2] = math.max(0, math.ceil(tonumber(head[2]) - now)) end
 return answer",
-    sha1: "177a9a592735ec2c33bfbffdfcbc4e17df47ffa5",
+    sha1: "9bfcae407909ad77c97ebf122fee6af3b6376e5b",
     commands: "+eval +evalsha +time +zrange +zrangebyscore +zadd +zrem +hget +hdel +xadd",
 };
 
@@ -221,7 +221,7 @@ pub(crate) struct Moved {
     pub(crate) published: u64,
     /// When the next is due; `None` when the bucket is empty.
     pub(crate) next: Option<Duration>,
-    /// Those that could not be, and why.
+    /// Those that could not be, why, and what follows.
     pub(crate) put_off: Vec<(String, String)>,
     /// What holds up all of them.
     pub(crate) refused: Option<Error>,

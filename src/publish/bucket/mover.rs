@@ -472,8 +472,7 @@ fn tell(topic: &Topic, quiet: &mut Quiet, counts: &AllCounts, moved: &Moved) {
         if let Some(more) = quiet.permit() {
             let more = HeldBack(more);
             log::error!(
-                "topic {}: the delayed message {id} was NOT PUBLISHED when it was due: {why}; what is left \
-                 of it is tried again in a minute{more}",
+                "topic {}: the delayed message {id} was NOT PUBLISHED when it was due: {why}{more}",
                 topic.name
             );
         }

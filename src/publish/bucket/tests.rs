@@ -265,6 +265,15 @@ fn a_bad_item_is_out_of_the_way_of_the_others() {
     assert!(why("10").starts_with("WRONGTYPE"), "{}", why("10"));
     assert!(why("11").contains("partition"));
     assert!(why("20").contains("gone"));
+    for (id, what) in [
+        ("00", "; no dead letter: there is no place for letters; it"),
+        ("00", "; it is tried again in a minute"),
+        ("10", "; it is tried again in a minute"),
+        ("11", "; it is tried again in a second"),
+    ] {
+        assert!(why(id).contains(what), "{id}: {}", why(id));
+    }
+    assert!(!why("20").contains("again"), "{}", why("20"));
     assert!(!why("13").is_empty());
     // Each is there yet, and due in a minute, but for what a moment may bring.
     assert_eq!((w.count("ZCARD", BUCKET), w.count("HLEN", ITEMS)), (13, 13));
@@ -290,7 +299,8 @@ fn a_broken_item_becomes_a_letter_where_there_is_a_place_for_it() {
         (moved.published, moved.put_off.len(), moved.next),
         (1, 1, None)
     );
-    assert!(moved.put_off[0].1.contains("dead letter"), "{moved:?}");
+    let kept = "its item is broken; it is kept as a dead letter";
+    assert_eq!(moved.put_off[0].1, kept);
     let letters = w.command(&["XRANGE", LETTERS, "-", "+"]);
     let fields = letters.items()[0].items()[1].items();
     let pairs = fields.chunks(2).map(|pair| match pair {
@@ -309,6 +319,9 @@ fn a_broken_item_becomes_a_letter_where_there_is_a_place_for_it() {
     w.add("3", -2, b"\xc1\xff");
     let moved = w.run(1, Some(LETTERS)).unwrap();
     assert_eq!((moved.published, w.count("ZCARD", BUCKET)), (0, 1));
+    let why = &moved.put_off[0].1;
+    assert!(why.contains("no dead letter: WRONGTYPE"), "{why}");
+    assert!(why.ends_with("tried again in a minute"), "{why}");
 }
 
 #[test]
