@@ -167,11 +167,14 @@ impl Publisher {
     ///
     /// # Errors
     ///
-    /// The server refused or could not be reached. After an unknown outcome ask again; false may then mean
+    /// [`Argument`](ErrorKind::Argument) where the topic has no such partition, as far as is known here; else
+    /// the server refused or could not be reached. After an unknown outcome ask again; false may then mean
     /// that the first call has withdrawn it.
     pub fn cancel(&self, delayed: &Delayed) -> Result<bool> {
         let by = Deadline::after(self.shared.plan.timeout);
-        self.shared.link(by)?.cancel(delayed, by)
+        let link = self.shared.link(by);
+        let mut link = link.map_err(|e| e.during("cancel"))?;
+        link.cancel(delayed, by)
     }
 
     /// A publisher on a socket of its own, for the hottest thread.

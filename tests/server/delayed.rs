@@ -252,7 +252,28 @@ fn who_scheduled_it_or_has_its_text_can_withdraw_it() {
     // of a partition that the topic has not
     let beyond: Delayed = format!("7 {}", &written[2..]).parse().unwrap();
     let e = publisher.cancel(&beyond).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+    assert_eq!(
+        (e.kind(), e.operation()),
+        (ErrorKind::Argument, "cancel"),
+        "{e}"
+    );
+}
+
+#[test]
+fn an_answer_that_is_lost_is_said_to_be_that_of_a_withdrawal() {
+    let server = server();
+    let relay = Relay::to(&server).unwrap();
+    let streams = open(&relay.url(), "withdrawn-later", 1);
+    let publisher = streams.publisher("withdrawn-later").unwrap();
+    let m = publisher.message("T", "B");
+    let delayed = m.deliver_after(HOUR).publish().unwrap();
+    relay.fault(Way::Replies, Fault::CutAfter(0));
+    let e = publisher.cancel(&delayed).unwrap_err();
+    assert_eq!(
+        (e.operation(), e.outcome()),
+        ("cancel", Outcome::Unknown),
+        "{e}"
+    );
 }
 
 #[test]

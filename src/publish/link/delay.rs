@@ -62,11 +62,11 @@ impl Link {
     pub(in crate::publish) fn cancel(&mut self, delayed: &Delayed, by: Deadline) -> Result<bool> {
         let withdrawn = self.try_cancel(delayed, by);
         self.rest();
-        withdrawn
+        withdrawn.map_err(|e| e.during("cancel"))
     }
 
     fn try_cancel(&mut self, delayed: &Delayed, by: Deadline) -> Result<bool> {
-        let encoder = self.make_ready(by).map_err(|e| e.during("cancel"))?;
+        let encoder = self.make_ready(by)?;
         let partition = encoder.check(delayed.partition())?;
         let withdrawn = by_hash_first(|form| {
             self.out.clear();
