@@ -171,8 +171,8 @@ impl<'a, P> DraftDelayed<'a, P> {
 
 #[expect(private_bounds, reason = "made only by publishers of this crate")]
 impl<P: Publish> DraftDelayed<'_, P> {
-    /// Has the server keep it until it is due. Blocks for one round trip; the user needs the rights to run
-    /// scripts.
+    /// Has the server keep it until it is due. Blocks for one round trip, or two where the server has
+    /// to be told the script; the user needs the rights to run scripts.
     ///
     /// # Errors
     ///

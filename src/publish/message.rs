@@ -325,7 +325,8 @@ impl<P: Publish> DraftOnce<'_, P> {
 impl<'a, P> DraftOnce<'a, P> {
     /// As [`Draft::deliver_after`], and kept once, however often it is scheduled under its dedupe id: the
     /// others learn [what was scheduled](Delayed) by the first. What is published with this id but without a
-    /// delay meanwhile is refused. Withdrawing it leaves the marker where it is.
+    /// delay meanwhile is refused. Withdrawing it leaves the marker where it is. The time for which the id is
+    /// remembered begins now: choose a `ttl` longer than the delay plus any resend.
     pub fn deliver_after(self, delay: Duration) -> DraftDelayed<'a, P> {
         DraftDelayed::new(self.0, When::After(delay))
     }
