@@ -47,7 +47,7 @@ return 1",
 /// After so many partitions in a row of which there is nothing, there are no more.
 const WINDOW: u32 = 64;
 /// No topic has more partitions than this, whatever a field says.
-const MOST: u32 = 65_536;
+pub(super) const MOST_PARTITIONS: u32 = 65_536;
 
 /// A topic, and the settings of whoever looks at it.
 #[derive(Clone, Copy)]
@@ -230,8 +230,8 @@ fn survey(
     by: Deadline,
 ) -> Result<Option<u32>> {
     let mut found = None;
-    for first in (0..MOST).step_by(WINDOW as usize) {
-        let window = topic.streams(first..(first + WINDOW).min(MOST));
+    for first in (0..MOST_PARTITIONS).step_by(WINDOW as usize) {
+        let window = topic.streams(first..(first + WINDOW).min(MOST_PARTITIONS));
         let there = exist(connection, &window, by)?;
         let Some(highest) = there.iter().rposition(|there| *there) else {
             break;
@@ -263,7 +263,7 @@ fn survey(
 fn partition(field: &[u8]) -> Option<u32> {
     let digits = field.iter().all(u8::is_ascii_digit);
     let p = str::from_utf8(field).ok()?.parse().ok()?;
-    (digits && p < MOST).then_some(p)
+    (digits && p < MOST_PARTITIONS).then_some(p)
 }
 
 fn exist(connection: &mut Connection, streams: &[Box<[u8]>], by: Deadline) -> Result<Vec<bool>> {

@@ -237,6 +237,7 @@ pub(super) fn dial(
         }
     }
 }
+
 /// The headers of a message, and how often it is to be handed over again at most in front of them: the first
 /// of a name counts.
 fn pack_with_cap(out: &mut Vec<u8>, m: &Outgoing<'_>, attempts: u32) -> Result<()> {

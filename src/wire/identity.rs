@@ -50,12 +50,7 @@ impl InstanceId {
 
     /// A new id, different at every call and in every process.
     pub(crate) fn random() -> Self {
-        // Each RandomState has fresh keys out of the system's randomness. Process and time keep a
-        // forked child, which inherits them, apart from its parent.
-        let (state, salt) = (RandomState::new(), (std::process::id(), clock::wall()));
-        let mut b = [0; 16];
-        b[..8].copy_from_slice(&state.hash_one((salt, 0)).to_le_bytes());
-        b[8..].copy_from_slice(&state.hash_one((salt, 1)).to_le_bytes());
+        let mut b = random_bytes();
         b[6] = b[6] & 0x0f | 0x40;
         b[8] = b[8] & 0x3f | 0x80;
         Self(b)
@@ -105,6 +100,17 @@ impl InstanceId {
         }
         text
     }
+}
+
+/// Bytes that differ at every call and in every process. No secret is made of them.
+pub(super) fn random_bytes() -> [u8; 16] {
+    // Each RandomState has fresh keys out of the system's randomness. Process and time keep a
+    // forked child, which inherits them, apart from its parent.
+    let (state, salt) = (RandomState::new(), (std::process::id(), clock::wall()));
+    let mut b = [0; 16];
+    b[..8].copy_from_slice(&state.hash_one((salt, 0)).to_le_bytes());
+    b[8..].copy_from_slice(&state.hash_one((salt, 1)).to_le_bytes());
+    b
 }
 
 impl fmt::Display for InstanceId {

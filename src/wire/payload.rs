@@ -9,10 +9,7 @@
 //! says, it leads to nothing but payloads of its own topic. Beside a body that is not empty a field `x` means
 //! nothing: it is somebody else's.
 
-use std::hash::{BuildHasher, RandomState};
-
-use super::decimal;
-use crate::clock;
+use super::{decimal, identity::random_bytes};
 
 /// The digits of an id.
 const ID: usize = 32;
@@ -36,15 +33,10 @@ pub(crate) struct Reference {
 impl Reference {
     /// A reference to a payload that nobody else has written, of so many bytes.
     pub(crate) fn mint(len: usize) -> Self {
-        // Fresh keys out of the system's randomness at every call. Process and time keep a forked child,
-        // which inherits them, apart from its parent.
-        let (state, salt) = (RandomState::new(), (std::process::id(), clock::wall()));
         let mut id = [0; ID];
-        for (half, digits) in id.chunks_exact_mut(ID / 2).enumerate() {
-            let mut rest = state.hash_one((salt, half));
-            for digit in digits {
-                *digit = b"0123456789abcdef"[(rest % 16) as usize];
-                rest /= 16;
+        for (digits, byte) in id.chunks_exact_mut(2).zip(random_bytes()) {
+            for (digit, half) in digits.iter_mut().zip([byte >> 4, byte & 0x0f]) {
+                *digit = b"0123456789abcdef"[usize::from(half)];
             }
         }
         Self {

@@ -228,7 +228,7 @@ pub(crate) struct Moved {
 }
 
 /// No more are moved at a time.
-const MOST: u32 = 100;
+const AT_A_TIME: u32 = 100;
 
 impl<K: AsRef<[u8]>> Due<'_, K> {
     /// Moves what is due, as much as one script may. Blocks for a round trip, or two when the server has to
@@ -248,7 +248,7 @@ impl<K: AsRef<[u8]>> Due<'_, K> {
             for key in self.targets {
                 cmd.arg(key.as_ref());
             }
-            cmd.arg(MOST).arg(letter);
+            cmd.arg(AT_A_TIME).arg(letter);
             connection.call(&cmd, timeout)
         });
         let answer = answer.map_err(|e| {

@@ -25,7 +25,10 @@ use crate::{
 };
 
 use super::{
-    super::{AllCounts, StreamKeys, Subject, counts::Count, idempotency::RELEASE},
+    super::{
+        AllCounts, StreamKeys, Subject, counts::Count, ensure::MOST_PARTITIONS,
+        idempotency::RELEASE,
+    },
     BucketKeys, Due, LEASE, Moved,
     delays::{ADDED, GRACE, Shared, Topic},
 };
@@ -38,9 +41,6 @@ const SOON: Duration = Duration::from_secs(2);
 
 /// How long a bucket that may not be looked at is left alone.
 const REST: Duration = Duration::from_mins(1);
-
-/// No topic has more partitions than this, whatever a field says.
-const MOST: u32 = 65_536;
 
 /// The thread's own.
 pub(super) struct Mover {
@@ -330,7 +330,7 @@ impl Mover {
                 let (head, lease, partitions) = (answer(), answer(), answer());
                 let partitions = bytes(&partitions);
                 let record = TopicRecord::parse([partitions, None, None]);
-                recorded = recorded.max(record.partitions.unwrap_or(0).min(MOST));
+                recorded = recorded.max(record.partitions.unwrap_or(0).min(MOST_PARTITIONS));
                 b.let_go();
                 let Some(wait) = due_ms(&head).map(|due| due.saturating_sub(server_ms)) else {
                     continue;
