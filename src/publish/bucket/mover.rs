@@ -313,8 +313,10 @@ impl Mover {
         }
         let mut answers = c.pipeline(&cmds, terms.timeout)?.into_iter();
         let (now, mut refused) = (clock::now(), None);
-        let server_ms = answers.next().and_then(Result::ok).and_then(|t| time(&t));
-        let server_ms = server_ms.ok_or_else(|| odd("the answer is no time"))?;
+        let time = answers.next().unwrap_or(Ok(Value::Nil))?;
+        let time = redis::from_redis_value::<(u64, u64)>(time);
+        let (seconds, micros) = time.map_err(|_| odd("the answer is no time"))?;
+        let server_ms = seconds * 1000 + micros / 1000;
         let mut claims = Vec::new();
         for w in &mut self.watched {
             let mut recorded = 0;
@@ -502,19 +504,6 @@ fn bytes(value: &Value) -> Option<&[u8]> {
 
 fn text(value: &Value) -> Option<&str> {
     str::from_utf8(bytes(value)?).ok()
-}
-
-/// Milliseconds of what TIME answers.
-fn time(answer: &Value) -> Option<u64> {
-    let Value::Array(parts) = answer else {
-        return None;
-    };
-    let [seconds, micros] = &parts[..] else {
-        return None;
-    };
-    let seconds: u64 = text(seconds)?.parse().ok()?;
-    let micros: u64 = text(micros)?.parse().ok()?;
-    Some(seconds * 1000 + micros / 1000)
 }
 
 /// When the first of a bucket is due; scores may be written as any number may.
