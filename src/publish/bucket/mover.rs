@@ -321,19 +321,26 @@ impl Mover {
         for w in &mut self.watched {
             let mut recorded = 0;
             for b in w.buckets.iter_mut().filter(|b| b.filled) {
-                let mut answer = || match answers.next() {
+                let mut answer = |is_needed| match answers.next() {
                     Some(Ok(value)) => value,
                     Some(Err(e)) => {
+                        if is_needed {
+                            b.rest_after(&e);
+                        }
                         refused.get_or_insert(e);
                         Value::Nil
                     }
                     None => Value::Nil,
                 };
-                let (head, lease, partitions) = (answer(), answer(), answer());
+                // without what is recorded, those that are known have to do
+                let (head, lease, partitions) = (answer(true), answer(true), answer(false));
                 let partitions = bytes(&partitions);
                 let record = TopicRecord::parse([partitions, None, None]);
                 recorded = recorded.max(record.partitions.unwrap_or(0).min(MOST_PARTITIONS));
                 b.let_go();
+                if b.rests.is_some() {
+                    continue;
+                }
                 let Some(wait) = due_ms(&head).map(|due| due.saturating_sub(server_ms)) else {
                     continue;
                 };
