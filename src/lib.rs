@@ -289,7 +289,8 @@
 //! before, by whatever process uses the topic then: one at a time, which a lease of 3 s makes out, on a
 //! thread called `delays`. While its sender runs that is within milliseconds; where it died, within some 4 s.
 //! [`Publisher::cancel`] withdraws it until then. Its place in its partition is the one it gets when it is
-//! published. Where nothing is delayed, this is one short question for each topic about once a second.
+//! published. Where nothing is delayed, this is one short question for each topic about once a second. An
+//! ACL user who is to publish what is due needs [a few rights more](DraftDelayed::publish) than one who publishes.
 //!
 //! # Large bodies
 //!

@@ -64,6 +64,10 @@ impl PublishCounts {
         self.others[count as usize].fetch_add(n, Ordering::Relaxed);
     }
 
+    pub(super) fn get(&self, count: Count) -> u64 {
+        self.others[count as usize].load(Ordering::Relaxed)
+    }
+
     pub(crate) fn sub(&self, count: Count, n: u64) {
         self.others[count as usize].fetch_sub(n, Ordering::Relaxed);
     }

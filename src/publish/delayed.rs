@@ -174,6 +174,11 @@ impl<P: Publish> DraftDelayed<'_, P> {
     /// Has the server keep it until it is due. Blocks for one round trip, or two where the server has
     /// to be told the script; the user needs the rights to run scripts.
     ///
+    /// Somebody has to publish it then, with rights that this call does not need: besides those to scripts and
+    /// `XADD`, to `EXISTS`, `TIME`, `GET`, `SET`, `PEXPIRE`, `DEL`, `HGET`, `HDEL`, `ZADD`, `ZREM`, `ZRANGE` and
+    /// `ZRANGEBYSCORE`, on the keys `re:dl:*` and `re:di:*` and those of the topic. Where this process lacks one of
+    /// them it warns.
+    ///
     /// # Errors
     ///
     /// As for [`Publisher::publish`](crate::Publisher::publish), and for a time before 1970 or more than 10

@@ -761,3 +761,41 @@ fn a_user_without_the_rights_is_told_when_it_matters() {
         "{e}"
     );
 }
+
+/// Who may delay but not publish what is due is told, for nobody else may be there.
+#[test]
+fn one_who_has_delayed_and_may_not_move_is_told_what_to_grant() {
+    for (topic, denied) in [
+        ("no-exists", "exists"),
+        ("no-zrange", "zrange"),
+        ("no-hget", "hget"),
+        ("no-time", "time"),
+    ] {
+        let server = server();
+        let deny = format!("-{denied}");
+        text(
+            &server,
+            &["ACL", "SETUSER", "part", "on", ">x", "~*", "+@all"],
+        );
+        let settings = settings(&server.url(), topic, 1)
+            .username("part")
+            .password("x");
+        let streams = Streams::open(settings).unwrap();
+        let publisher = streams.publisher(topic).unwrap();
+        publisher.publish("k", "T", "B").unwrap();
+        let m = publisher.message("T", "B");
+        m.deliver_after(HOUR).publish().unwrap();
+        text(&server, &["ACL", "SETUSER", "part", &deny]);
+        expect("a warning", || {
+            let told = warned("delayed messages");
+            let grant = "+exists +get +set +pexpire +del ~re:dl:* ~re:di:*";
+            told.iter()
+                .any(|l| l.contains(&format!("'{denied}'")) && l.contains(grant))
+        });
+        if denied == "zrange" {
+            let looks = calls(&server, "exists");
+            std::thread::sleep(ms(2500));
+            assert!(calls(&server, "exists") <= looks + 1, "it rests");
+        }
+    }
+}

@@ -29,7 +29,7 @@ use super::{
         AllCounts, StreamKeys, Subject, counts::Count, ensure::MOST_PARTITIONS,
         idempotency::RELEASE,
     },
-    BucketKeys, Due, LEASE, Moved,
+    BucketKeys, Due, LEASE, MOVE, Moved,
     delays::{ADDED, GRACE, Shared, Topic},
 };
 
@@ -41,6 +41,9 @@ const SOON: Duration = Duration::from_secs(2);
 
 /// How long a bucket that may not be looked at is left alone.
 const REST: Duration = Duration::from_mins(1);
+
+/// What looking, and having the lease, needs besides the rights of [`MOVE`].
+const MOVER_RIGHTS: &str = "+exists +get +set +pexpire +del";
 
 /// The thread's own.
 pub(super) struct Mover {
@@ -104,7 +107,26 @@ impl Bucket {
     }
 }
 
+/// What was refused in one look: the first that is worth a warning, else the first of all.
+#[derive(Default)]
+struct Refused(Option<(Error, bool)>);
+
+impl Refused {
+    fn add(&mut self, e: Error, matters: bool) {
+        if self.0.as_ref().is_none_or(|(_, told)| matters && !told) {
+            self.0 = Some((e, matters));
+        }
+    }
+}
+
 impl Watched {
+    /// Whether this process has anything delayed there, as far as it remembers.
+    fn is_delayed_here(&self, counts: &AllCounts) -> bool {
+        let counts = counts.lock();
+        let counts = counts.get(&self.topic.name);
+        counts.is_some_and(|c| c.get(Count::Scheduled) > 0)
+    }
+
     /// Takes up partitions that are known by now.
     fn keep_up(&mut self, keys: &Keys, partitions: u32) {
         let Topic { name, settings, .. } = &*self.topic;
@@ -167,7 +189,7 @@ impl Mover {
             }
             if let Err(e) = done {
                 self.buckets().for_each(Bucket::let_go);
-                self.failed(&e);
+                self.failed(&e, true);
             }
         }
     }
@@ -245,21 +267,20 @@ impl Mover {
         for b in self.buckets() {
             b.rests = b.rests.filter(|until| *until > now && !added);
         }
-        let refused = self.ask_which_are_filled(c)?;
-        let claimed = if self.buckets().any(|b| b.filled) {
-            self.claim(c)?
-        } else {
-            None
-        };
+        let mut refused = Refused::default();
+        self.ask_which_are_filled(c, &mut refused)?;
+        if self.buckets().any(|b| b.filled) {
+            self.claim(c, &mut refused)?;
+        }
         // What is refused about one bucket is no matter of the others.
-        if let Some(e) = refused.or(claimed) {
-            self.failed(&e);
+        if let Refused(Some((e, matters))) = refused {
+            self.failed(&e, matters);
         }
         Ok(())
     }
 
-    /// Returns what was refused first. Allocates nothing once it is warm.
-    fn ask_which_are_filled(&mut self, c: &mut Connection) -> Result<Option<Error>> {
+    /// Allocates nothing once it is warm.
+    fn ask_which_are_filled(&mut self, c: &mut Connection, refused: &mut Refused) -> Result<()> {
         let by = Deadline::after(self.shared.terms.timeout);
         self.commands.clear();
         let buckets = self.watched.iter().flat_map(|w| &w.buckets);
@@ -267,36 +288,45 @@ impl Mover {
             resp::whole(&mut self.commands, &[b"EXISTS", b.keys.bucket.as_bytes()]);
         }
         if self.commands.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         self.inbox.clear();
         c.send(&self.commands, by.wait())?;
-        let mut refused = None;
-        for b in self.watched.iter_mut().flat_map(|w| &mut w.buckets) {
-            b.filled = false;
-            if b.rests.is_some() {
-                continue;
+        let counts = &self.shared.terms.counts;
+        for w in &mut self.watched {
+            let mut without_rights = None;
+            for b in &mut w.buckets {
+                b.filled = false;
+                if b.rests.is_some() {
+                    continue;
+                }
+                let head = self.inbox.next(c, by)?;
+                let text = self.inbox.bytes_of(head);
+                if let resp::Head::Error(_) = head {
+                    let e = Error::server("look for delayed messages", text).on_key(&b.keys.bucket);
+                    c.heed(&e);
+                    if b.rest_after(&e) {
+                        without_rights.get_or_insert(e);
+                    } else {
+                        refused.add(e, true);
+                    }
+                } else {
+                    b.filled = text != b"0";
+                }
+                if !b.filled {
+                    b.let_go();
+                }
             }
-            let head = self.inbox.next(c, by)?;
-            let text = self.inbox.bytes_of(head);
-            if let resp::Head::Error(_) = head {
-                let e = Error::server("look for delayed messages", text).on_key(&b.keys.bucket);
-                c.heed(&e);
-                b.rest_after(&e);
-                refused.get_or_insert(e);
-            } else {
-                b.filled = text != b"0";
-            }
-            if !b.filled {
-                b.let_go();
+            if let Some(e) = without_rights {
+                // Who may not look has nothing delayed, but for one whose rights end there.
+                refused.add(e, w.is_delayed_here(counts));
             }
         }
-        Ok(refused)
+        Ok(())
     }
 
-    /// Claims the buckets in which something is due soon, unless somebody else has them. Returns what was
-    /// refused first.
-    fn claim(&mut self, c: &mut Connection) -> Result<Option<Error>> {
+    /// Claims the buckets in which something is due soon, unless somebody else has them.
+    fn claim(&mut self, c: &mut Connection, refused: &mut Refused) -> Result<()> {
         let (terms, token) = (&self.shared.terms, &*self.shared.token);
         let mut cmds = vec![cmd("TIME")];
         for w in &self.watched {
@@ -312,7 +342,7 @@ impl Mover {
             }
         }
         let mut answers = c.pipeline(&cmds, terms.timeout)?.into_iter();
-        let (now, mut refused) = (clock::now(), None);
+        let now = clock::now();
         let time = answers.next().unwrap_or(Ok(Value::Nil))?;
         let time = redis::from_redis_value::<(u64, u64)>(time);
         let (seconds, micros) = time.map_err(|_| odd("the answer is no time"))?;
@@ -327,7 +357,7 @@ impl Mover {
                         if is_needed {
                             b.rest_after(&e);
                         }
-                        refused.get_or_insert(e);
+                        refused.add(e, true);
                         Value::Nil
                     }
                     None => Value::Nil,
@@ -378,11 +408,11 @@ impl Mover {
                 Err(e) => {
                     b.let_go();
                     b.rest_after(&e);
-                    refused.get_or_insert(e);
+                    refused.add(e, true);
                 }
             }
         }
-        Ok(refused)
+        Ok(())
     }
 
     /// Moves what is due, from each bucket as much as one script may.
@@ -454,17 +484,27 @@ impl Mover {
         }
     }
 
-    fn failed(&mut self, e: &Error) {
-        // Of a server that is away others tell, and a user who may not do this has nothing delayed.
+    /// `matters` unless nothing is known to be delayed where it failed.
+    fn failed(&mut self, e: &Error, matters: bool) {
+        // Of a server that is away others tell.
         let told_elsewhere = matches!(
             e.kind(),
             ErrorKind::Connect | ErrorKind::Io | ErrorKind::Timeout | ErrorKind::Stopped
         );
-        if told_elsewhere || e.server_class() == Some(ServerClass::NoPermission) {
+        if told_elsewhere || !matters {
             log::debug!("whether delayed messages are due is not known: {e}");
         } else if let Some(more) = self.quiet.permit() {
-            let more = HeldBack(more);
-            log::warn!("whether delayed messages are due is not known: {e}; asked again{more}");
+            let (more, mut grant) = (HeldBack(more), String::new());
+            if e.server_class() == Some(ServerClass::NoPermission) {
+                let (rights, prefix) = (MOVE.commands, self.shared.terms.keys.prefix());
+                grant = format!(
+                    "; to publish them needs ACL SETUSER <user> {rights} {MOVER_RIGHTS} ~{prefix}dl:* \
+                     ~{prefix}di:* besides the keys of the topic"
+                );
+            }
+            log::warn!(
+                "whether delayed messages are due is not known: {e}{grant}; asked again{more}"
+            );
         }
     }
 }
