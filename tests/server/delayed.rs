@@ -652,6 +652,33 @@ fn a_topic_is_trimmed_when_a_delayed_message_comes() {
     });
 }
 
+#[test]
+fn a_topic_that_nobody_uses_any_more_is_let_go() {
+    let server = server();
+    let streams = open(&server.url(), "let-go", 1);
+    let publisher = streams.publisher("let-go").unwrap();
+    let lease = || int(&server, &["EXISTS", "re:dl:{let-go}:mover"]) == 1;
+    let m = publisher.message("T", "B");
+    let delayed = m.deliver_after(HOUR).publish().unwrap();
+    let id = delayed.to_string();
+    let id = id.rsplit(' ').next().unwrap();
+    expect("the lease to be held", || {
+        let later = (server_ms(&server) + 1800).to_string();
+        text(&server, &["ZADD", "re:dl:{let-go}", &later, id]);
+        lease()
+    });
+    let deleted = calls(&server, "del");
+    drop(publisher);
+    expect("the lease to be handed back", || {
+        calls(&server, "del") > deleted
+    });
+    assert!(!lease());
+    expect("the connection to be closed", || {
+        connections(&server, "streams-delays").is_empty()
+    });
+    drop(streams);
+}
+
 /// Calls of a command, as the server counted them.
 fn calls(server: &PrivateServer, name: &str) -> u64 {
     let stats = text(server, &["INFO", "commandstats"]);

@@ -209,7 +209,7 @@ impl Mover {
         f: impl FnOnce(&mut Self, &mut Connection) -> Result<()>,
     ) -> Result<()> {
         if self.connection.is_none() {
-            self.collect();
+            self.collect(); // without a connection no lease is held
             if self.watched.is_empty() {
                 return Ok(());
             }
@@ -227,22 +227,22 @@ impl Mover {
             )?,
         };
         let done = f(self, &mut connection);
-        if done.as_ref().err().is_none_or(Error::keeps_connection) {
+        let keeps = done.as_ref().err().is_none_or(Error::keeps_connection);
+        if keeps && !self.watched.is_empty() {
             self.connection = Some(connection);
         }
         done
     }
 
-    /// The topics that somebody uses, and their buckets.
-    fn collect(&mut self) {
+    /// The topics that somebody uses, and their buckets. Returns those that nobody uses any more.
+    fn collect(&mut self) -> Vec<Watched> {
         let mut topics = self.shared.topics.lock();
         topics.retain(|_, t| t.partitions.strong_count() > 0);
-        let is_used = |w: &Watched| {
-            topics
-                .get(&w.topic.name)
-                .is_some_and(|t| Arc::ptr_eq(t, &w.topic))
+        let is_unused = |w: &mut Watched| {
+            let topic = topics.get(&w.topic.name);
+            topic.is_none_or(|t| !Arc::ptr_eq(t, &w.topic))
         };
-        self.watched.retain(is_used);
+        let unused = self.watched.extract_if(.., is_unused).collect();
         for topic in topics.values() {
             if !self.watched.iter().any(|w| Arc::ptr_eq(topic, &w.topic)) {
                 self.watched.push(Watched {
@@ -258,11 +258,15 @@ impl Mover {
             let partitions = w.topic.partitions.upgrade().map_or(0, |p| p.seen());
             w.keep_up(&self.shared.terms.keys, partitions);
         }
+        unused
     }
 
     /// Finds out which buckets are to be moved here, and when.
     fn look(&mut self, c: &mut Connection, added: bool) -> Result<()> {
-        self.collect();
+        let (unused, terms) = (self.collect(), &self.shared.terms);
+        for b in unused.iter().flat_map(|w| &w.buckets).filter(|b| b.held) {
+            give_back(c, &b.keys, &self.shared.token, terms.timeout)?;
+        }
         let now = clock::now();
         for b in self.buckets() {
             b.rests = b.rests.filter(|until| *until > now && !added);
