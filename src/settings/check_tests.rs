@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::settings::PositionAhead;
+use crate::settings::{AckDelete, PositionAhead};
 
 fn refused(s: &Settings) -> Vec<String> {
     let text = s.check().expect_err("it is refused").to_string();
@@ -276,6 +276,175 @@ fn what_only_parking_heeds_is_refused_without_it() {
             "{lines:#?}"
         );
     }
+}
+
+fn under(delivery: Delivery) -> ConsumerSettings {
+    ConsumerSettings::new("t").delivery(delivery)
+}
+
+fn work() -> ConsumerSettings {
+    under(Delivery::WorkQueue)
+}
+
+fn leased() -> ConsumerSettings {
+    under(Delivery::LeasedQueue)
+}
+
+fn retrying(c: ConsumerSettings) -> ConsumerSettings {
+    c.on_error(OnError::Retry)
+}
+
+/// These keys are what is refused in these words, each in a line, and no other is.
+#[track_caller]
+fn refused_in_words(consumer: ConsumerSettings, keys: &[&str], text: &str) {
+    let check = Settings::default().with_consumer(consumer).check();
+    let told = check.map_or_else(|e| e.to_string(), |told| told.join("\n"));
+    let told = told.trim_start_matches("settings: ");
+    let of_these: Vec<_> = told.lines().filter(|l| l.ends_with(text)).collect();
+    let line = |key: &&str| format!("Streams:Consumers[0]:{key}: {text}");
+    let expected: Vec<_> = keys.iter().map(line).collect();
+    assert_eq!(of_these, expected, "{told}");
+}
+
+#[track_caller]
+fn accepted(consumer: ConsumerSettings) {
+    let s = Settings::default().with_consumer(consumer);
+    assert_eq!(s.check().unwrap(), Vec::<String>::new(), "{s:?}");
+}
+
+/// All keys of a kind at once, and each for itself.
+#[test]
+fn what_keeps_positions_is_refused_for_queues_and_what_acknowledges_without_one() {
+    let c = || under(Delivery::Ordered);
+    let ms = Duration::from_millis;
+    let of_positions = |c: ConsumerSettings| {
+        let c = c.persist(Persist::SyncBatch);
+        let c = c.position_ahead(PositionAhead::Tail);
+        let c = c.backpressure_enabled(true).backpressure_capacity(1);
+        c.instances(Instances::Static)
+    };
+    let of_queues = |c: ConsumerSettings| {
+        let c = c.claim_idle(ms(60_000)).claim_interval(ms(1000));
+        c.ack_delete(AckDelete::AllGroups)
+    };
+    let positions: &[_] = &[
+        "Persist",
+        "PositionAhead",
+        "Backpressure:Enabled",
+        "Backpressure:Capacity",
+        "Instances:Mode",
+    ];
+    let text = "has no effect unless Delivery is Ordered; remove it or change Delivery";
+    for (consumer, keys) in [
+        (of_positions(work()), positions),
+        (of_positions(leased()), positions),
+        (work().persist(Persist::SyncBatch), &positions[..1]),
+        (
+            leased().position_ahead(PositionAhead::Stop),
+            &positions[1..2],
+        ),
+        (work().backpressure_enabled(false), &positions[2..3]),
+        (leased().backpressure_capacity(4), &positions[3..4]),
+        (work().instances(Instances::Static), &positions[4..]),
+    ] {
+        refused_in_words(consumer, keys, text);
+    }
+    let queues: &[_] = &["Claim:IdleMs", "Claim:IntervalMs", "AckDelete"];
+    let text =
+        "has no effect unless Delivery is WorkQueue or LeasedQueue; remove it or change Delivery";
+    for (consumer, keys) in [
+        (of_queues(c()), queues),
+        (c().claim_idle(ms(1000)), &queues[..1]),
+        (c().claim_interval(ms(1000)), &queues[1..2]),
+        (c().ack_delete(AckDelete::None), &queues[2..]),
+    ] {
+        refused_in_words(consumer, keys, text);
+    }
+    accepted(of_positions(c()));
+    accepted(of_queues(work()).max_in_flight(2));
+    accepted(of_queues(leased()));
+    // there is no other way, and it may be said
+    accepted(work().instances(Instances::Lease));
+    accepted(leased().instances(Instances::Lease));
+}
+
+#[test]
+fn what_divides_partitions_is_refused_where_every_instance_has_all() {
+    let of_owners = |c: ConsumerSettings| {
+        let c = c.max_partitions(2).partition_modulo(2);
+        let c = c.partition_remainder(1).hand_over_when_stalled(true);
+        c.instances_count(2).instances_index(0)
+    };
+    let owners: &[_] = &[
+        "Instances:MaxPartitions",
+        "Instances:PartitionModulo",
+        "Instances:PartitionRemainder",
+        "Instances:Count",
+        "Instances:Index",
+        "HandOverWhenStalled",
+    ];
+    let text = "has no effect under Delivery WorkQueue, where every instance reads every partition; \
+                remove it, or use LeasedQueue";
+    for (consumer, keys) in [
+        (of_owners(work()), owners),
+        (work().max_partitions(1), &owners[..1]),
+        (work().partition_modulo(2), &owners[1..2]),
+        (work().partition_remainder(0), &owners[2..3]),
+        (work().instances_count(2), &owners[3..4]),
+        (work().instances_index(0), &owners[4..5]),
+        (work().hand_over_when_stalled(true), &owners[5..]),
+        (of_owners(leased()), &[]),
+        (of_owners(under(Delivery::Ordered)), &[]),
+    ] {
+        refused_in_words(consumer, keys, text);
+    }
+    accepted(leased().max_partitions(1));
+    accepted(leased().partition_modulo(2).partition_remainder(1));
+    accepted(leased().hand_over_when_stalled(true));
+}
+
+#[test]
+fn what_only_retries_heed_is_refused_without_them_and_they_are_where_order_is_kept() {
+    let ms = Duration::from_millis;
+    let of_retries = |c: ConsumerSettings| {
+        let c = c.retry_attempts(3).retry_backoff_base(ms(10));
+        c.retry_backoff_max(ms(10)).retry_jitter(0)
+    };
+    let retries: &[_] = &[
+        "Retry:Attempts",
+        "Retry:BackoffBaseMs",
+        "Retry:BackoffMaxMs",
+        "Retry:JitterPercent",
+    ];
+    let text = "has no effect unless OnError is Retry; remove it or change OnError";
+    for (consumer, keys) in [
+        (of_retries(under(Delivery::Ordered)), retries),
+        (of_retries(work()), retries),
+        (of_retries(leased().on_error(OnError::Park)), retries),
+        (work().retry_attempts(5), &retries[..1]),
+        (work().retry_backoff_base(ms(5)), &retries[1..2]),
+        (leased().retry_backoff_max(ms(5000)), &retries[2..3]),
+        (work().retry_jitter(25), &retries[3..]),
+        (of_retries(retrying(leased())), &[]),
+    ] {
+        refused_in_words(consumer, keys, text);
+    }
+    let text = "is Retry, which hands messages over behind others, and Delivery Ordered keeps their \
+                order; use Park, or Delivery WorkQueue";
+    let ordered = || retrying(under(Delivery::Ordered));
+    refused_in_words(ordered(), &["OnError"], text);
+    refused_in_words(of_retries(ordered()), &["OnError"], text);
+    refused_in_words(retrying(ConsumerSettings::new("t")), &["OnError"], text);
+    let text = "is shorter than the first pause; raise it or lower Retry:BackoffBaseMs";
+    for c in [work(), leased()] {
+        let c = retrying(c).retry_backoff_base(ms(20));
+        let shorter = c.clone().retry_backoff_max(ms(19));
+        refused_in_words(shorter, &["Retry:BackoffMaxMs"], text);
+        accepted(c.retry_backoff_max(ms(20)));
+    }
+    accepted(of_retries(retrying(work())));
+    accepted(of_retries(retrying(leased())));
+    accepted(work().on_error(OnError::Park).park_attempts(1));
 }
 
 #[test]
