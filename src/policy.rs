@@ -270,6 +270,97 @@ mod tests {
         }
     }
 
+    /// What `Retry` does, and `RetryAfter` where a message may wait out of its place.
+    #[test]
+    fn what_waits_behind_others_as_a_table() {
+        use Action::{Block as Blk, DeadLetter as Dead, RetryAfter, Skip, Stop};
+        use OnError::{BestEffort as Best, Fail as Fl, Park, Retry as Ret, StopPartition as StopP};
+        use Then::{
+            Block, Fail, GoOn, Later, Park as Letters, Retry as InPlace, StopPartition as End,
+            TryAgain as Again,
+        };
+        let (m, b) = (1, 5);
+        let after = Some(RetryAfter(PAUSE));
+        let own = Some(PAUSE);
+        let most = 2;
+        #[rustfmt::skip]
+        let table = [
+            // policy action     handed done  retried attempts hopeless out_of_place -> finished, then
+            // A message waits so often, wherever that is said to be allowed, then it is a dead letter.
+            (Ret,   None,         m, None,    false, 0, false, true,  0, Later(1, None)),
+            (Ret,   None,         m, None,    false, 1, false, true,  0, Later(1, None)),
+            (Ret,   None,         m, None,    true,  1, false, true,  0, Later(1, None)),
+            (Ret,   None,         m, None,    false, 2, false, true,  0, Letters(1)),
+            (Ret,   None,         m, None,    false, 3, false, true,  0, Letters(1)),
+            (Ret,   None,         m, None,    false, 0, false, false, 0, Later(1, None)),
+            (Ret,   Some(Skip),   m, None,    false, 1, false, false, 0, Later(1, None)),
+            (Ret,   Some(Skip),   m, None,    false, 2, false, false, 0, Letters(1)),
+            // What would fail the next time too does not wait for that.
+            (Ret,   None,         m, None,    false, 0, true,  true,  0, Letters(1)),
+            (Ret,   after,        m, None,    false, 0, true,  true,  0, Letters(1)),
+            (Ret,   None,         b, Some(3), false, 0, true,  true,  3, Letters(1)),
+            // A batch without marks waits, and becomes dead letters, as a whole ...
+            (Ret,   None,         b, None,    false, 0, false, true,  0, Later(5, None)),
+            (Ret,   None,         b, None,    false, 2, false, true,  0, Letters(5)),
+            // ... with marks only the first message not done is concerned, if there is one.
+            (Ret,   None,         b, Some(0), false, 0, false, true,  0, Later(1, None)),
+            (Ret,   None,         b, Some(3), false, 0, false, true,  3, Later(1, None)),
+            (Ret,   None,         b, Some(3), false, 2, false, true,  3, Letters(1)),
+            (Ret,   None,         b, Some(5), false, 0, false, true,  5, GoOn),
+            (Ret,   after,        b, Some(5), false, 2, false, true,  5, GoOn),
+            // The pause that was asked for is made each time, and each is one of the attempts.
+            (Ret,   after,        m, None,    false, 0, false, true,  0, Later(1, own)),
+            (Ret,   after,        m, None,    true,  1, false, true,  0, Later(1, own)),
+            (Ret,   after,        m, None,    false, 0, false, false, 0, Later(1, own)),
+            (Ret,   after,        m, None,    true,  2, false, true,  0, Letters(1)),
+            (Ret,   after,        b, None,    false, 1, false, true,  0, Later(5, own)),
+            (Ret,   after,        b, Some(2), false, 1, false, true,  2, Later(1, own)),
+            // What was asked for goes before the policy.
+            (Ret,   Some(Blk),    m, None,    false, 2, true,  true,  0, Block),
+            (Ret,   Some(Blk),    b, Some(2), false, 0, false, true,  2, Block),
+            (Ret,   Some(Stop),   m, None,    false, 0, false, true,  0, End),
+            (Ret,   Some(Dead),   m, None,    false, 0, false, true,  0, Letters(1)),
+            (Ret,   Some(Dead),   b, Some(1), false, 0, false, true,  1, Letters(1)),
+            // Under the other policies a message waits out of its place once, then they decide.
+            (Best,  after,        m, None,    false, 0, false, true,  0, Later(1, own)),
+            (StopP, after,        m, None,    false, 0, false, true,  0, Later(1, own)),
+            (Fl,    after,        m, None,    false, 0, false, true,  0, Later(1, own)),
+            (Park,  after,        m, None,    false, 0, false, true,  0, Later(1, own)),
+            (Best,  after,        b, None,    false, 0, false, true,  0, Later(5, own)),
+            (Best,  after,        b, Some(2), false, 0, false, true,  2, Later(1, own)),
+            (Best,  after,        b, Some(5), false, 0, false, true,  5, GoOn),
+            (Best,  after,        m, None,    true,  1, false, true,  1, GoOn),
+            (Best,  after,        b, None,    true,  1, false, true,  5, GoOn),
+            (Best,  after,        b, Some(2), true,  1, false, true,  3, GoOn),
+            (StopP, after,        m, None,    true,  1, false, true,  0, End),
+            (Fl,    after,        m, None,    true,  1, false, true,  0, Fail),
+            (Park,  after,        m, None,    true,  1, false, true,  0, Again),
+            (Park,  after,        m, None,    true,  2, false, true,  0, Letters(1)),
+            // In its place it waits where it may not be anywhere else.
+            (Best,  after,        m, None,    false, 0, false, false, 0, InPlace(PAUSE)),
+            // That it may wait elsewhere makes nothing wait that nobody asked for.
+            (Best,  None,         m, None,    false, 0, false, true,  1, GoOn),
+            (Park,  None,         m, None,    false, 0, false, true,  0, Again),
+            (Best,  Some(Blk),    m, None,    false, 0, false, true,  0, Block),
+        ];
+        for row in table {
+            let (policy, action, handed, done, retried, attempts, ..) = row;
+            let (.., hopeless, out_of_place, finished, then) = row;
+            let f = Failed {
+                policy,
+                action,
+                handed,
+                done,
+                retried,
+                attempts,
+                most,
+                hopeless,
+                out_of_place,
+            };
+            assert_eq!(decide(&f), Step { finished, then }, "{f:?}");
+        }
+    }
+
     #[test]
     fn whatever_is_asked_progress_is_kept_and_only_a_skip_steps_over_anything() {
         for policy in [
@@ -277,6 +368,7 @@ mod tests {
             OnError::StopPartition,
             OnError::Fail,
             OnError::Park,
+            OnError::Retry,
         ] {
             for action in [
                 None,
@@ -288,9 +380,9 @@ mod tests {
             ] {
                 for handed in 1..6 {
                     for done in (0..=handed).map(Some).chain([None]) {
-                        for n in 0..12 {
+                        for n in 0..24 {
                             let (retried, malformed) = (n % 2 == 1, n % 4 > 1);
-                            let attempts = n / 4;
+                            let (out_of_place, attempts) = (n % 8 > 3, n / 8);
                             let f = Failed {
                                 policy,
                                 action,
@@ -300,12 +392,25 @@ mod tests {
                                 attempts,
                                 most: 2,
                                 hopeless: malformed,
-                                out_of_place: false,
+                                out_of_place,
                             };
                             let s = decide(&f);
-                            if let Then::Park(n) = s.then {
+                            if let Then::Park(n) | Then::Later(n, _) = s.then {
                                 assert!(n > 0 && s.finished + n <= handed, "{f:?} {s:?}");
                             }
+                            let retries = policy == OnError::Retry;
+                            let asked = matches!(action, Some(Action::RetryAfter(_)));
+                            if let Then::Later(_, pause) = s.then {
+                                let may = attempts < 2 && !malformed;
+                                let once = asked && out_of_place && !retried;
+                                assert!(if retries { may } else { once }, "{f:?} {s:?}");
+                                assert_eq!(pause.is_some(), asked, "{f:?} {s:?}");
+                            }
+                            // what waits aside is never waited for in its place, and nothing that failed is dropped
+                            let in_place = matches!(s.then, Then::TryAgain | Then::Retry(_));
+                            assert!(!retries || !in_place, "{f:?} {s:?}");
+                            let none_left = s.finished == done.unwrap_or(0);
+                            assert!(!retries || none_left, "{f:?} {s:?}");
                             let again = s.then == Then::TryAgain;
                             assert!(!again || attempts < 2 && !malformed && s.finished < handed);
                             assert!(s.finished >= done.unwrap_or(0) && s.finished <= handed);
