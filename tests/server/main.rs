@@ -39,6 +39,7 @@ mod payloads;
 mod positions;
 mod publishing;
 mod queue_faults;
+mod queue_outcomes;
 mod queue_recipes;
 mod queues;
 mod reading;

@@ -36,7 +36,7 @@ fn member(streams: &Streams, topic: &str) -> ConsumerBuilder {
     builder.persist_interval(ms(50))
 }
 
-fn text(m: &Message<'_>) -> String {
+pub(crate) fn text(m: &Message<'_>) -> String {
     String::from_utf8_lossy(m.body()).into_owned()
 }
 
@@ -93,7 +93,7 @@ fn field(fields: &Reply, name: &str) -> Reply {
 }
 
 /// What is pending of a stream: id, member, and how often it was delivered.
-fn pending_of(server: &PrivateServer, key: &str) -> Vec<(String, String, i64)> {
+pub(crate) fn pending_of(server: &PrivateServer, key: &str) -> Vec<(String, String, i64)> {
     let all = server
         .command(&["XPENDING", key, "c", "-", "+", "10000"])
         .unwrap();
@@ -105,14 +105,14 @@ fn pending_of(server: &PrivateServer, key: &str) -> Vec<(String, String, i64)> {
 }
 
 /// The dead letters of the consumer `c`.
-fn letters(streams: &Streams, topic: &str) -> Vec<DeadLetter> {
+pub(crate) fn letters(streams: &Streams, topic: &str) -> Vec<DeadLetter> {
     let all = streams.admin().dead_letters(topic, "c");
     all.page(None, 10_000).unwrap().letters
 }
 
 /// What was finished is acknowledged, and nothing waits to be tried again.
 #[track_caller]
-fn nothing_is_left(server: &PrivateServer, topic: &str, partitions: u32) {
+pub(crate) fn nothing_is_left(server: &PrivateServer, topic: &str, partitions: u32) {
     let retries = format!("re:rt:{{{topic}}}:c");
     let keys = (0..partitions).map(|p| stream(topic, p));
     for key in keys.chain([retries.clone()]) {

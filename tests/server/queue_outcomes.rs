@@ -1,0 +1,117 @@
+//! What becomes of a queue's messages that wait: because they ask for it, because they failed, or because their
+//! partition is paused; and of those that are finished too late.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use streamlane::{
+    testing::{PrivateServer, eventually},
+    *,
+};
+
+use crate::{
+    leases::ms,
+    queue_recipes::{letters, nothing_is_left, text},
+    queues::{owner, worker},
+    support::*,
+};
+
+/// What a handler asks for with `RetryAfter`.
+const AFTER: Duration = ms(300);
+/// The server counts in whole milliseconds.
+const TICK: Duration = ms(2);
+
+/// The calls that there were: body, attempt, and when.
+type Calls = Seen<(String, u32, Instant)>;
+
+/// Who was called, in order.
+fn order(calls: &Calls) -> Vec<(String, u32)> {
+    let all = calls.all().into_iter();
+    all.map(|(body, attempt, _)| (body, attempt)).collect()
+}
+
+/// How much of it there was in all lanes.
+fn sum(consumer: &Consumer, of: impl Fn(&PartitionStatus) -> u64) -> u64 {
+    consumer.partitions().iter().map(of).sum()
+}
+
+/// A message asks to be handed over again after a while, twice, with another behind it.
+fn asks_twice(server: &PrivateServer, delivery: Delivery, policy: OnError, topic: &str) {
+    let streams = open(&server.url(), topic, 1);
+    let aside = delivery == Delivery::WorkQueue || policy == OnError::Retry;
+    let builder = match delivery {
+        Delivery::WorkQueue => worker(&streams, topic),
+        _ => owner(&streams, topic),
+    };
+    let builder = match policy {
+        // of its own it would wait for longer than this test does
+        OnError::Retry => builder.retry(1).retry_pauses(2 * PATIENCE, 2 * PATIENCE),
+        _ => builder.on_error(policy),
+    };
+    publish_to(&streams, topic, 0, &["asks", "next"]); // so that one read brings both
+    let calls = Calls::default();
+    let all = calls.clone();
+    let consumer = builder.shared(move |m: &Message<'_>| {
+        if aside && m.attempt() > 1 {
+            // the other does not wait for it, however slow the machine is
+            let other = || all.len() > 1;
+            eventually(PATIENCE / 4, other);
+        }
+        all.push((text(m), m.attempt(), Instant::now()));
+        match &*text(m) {
+            "asks" => Err("not yet").or_retry_after(AFTER),
+            _ => Ok(()),
+        }
+    });
+    let consumer = consumer.start().unwrap();
+    let of = |(body, attempt): (&str, u32)| (body.to_owned(), attempt);
+    let expected = if aside {
+        [("asks", 1), ("next", 1), ("asks", 2)]
+    } else {
+        [("asks", 1), ("asks", 2), ("next", 1)]
+    };
+    calls.wait_for(3);
+    assert_eq!(order(&calls), expected.map(of), "{topic}");
+    let all = calls.all();
+    let of_it: Vec<_> = all.iter().filter(|(body, ..)| body == "asks").collect();
+    let apart = of_it[1].2.duration_since(of_it[0].2);
+    assert!(apart + TICK >= AFTER, "{topic}: {apart:?}");
+
+    let skipped = || sum(&consumer, |p| p.skipped);
+    if policy == OnError::Retry {
+        expect("a dead letter", || letters(&streams, topic).len() == 1);
+        let letter = letters(&streams, topic).remove(0);
+        assert_eq!((letter.attempts, letter.deliveries), (1, 2), "{topic}");
+        assert_eq!(letter.reason, Some(DeadLetterReason::Retries), "{topic}");
+        assert_eq!(letter.body(), Some(&b"asks"[..]));
+    } else {
+        expect("it to be stepped over", || skipped() == 1);
+    }
+    nothing_is_left(server, topic, 1);
+    let retries = policy == OnError::Retry;
+    assert_eq!(skipped(), u64::from(!retries), "{topic}");
+    assert_eq!(letters(&streams, topic).len(), usize::from(retries));
+    assert_eq!(sum(&consumer, |p| p.retried), u64::from(aside), "{topic}");
+    assert_eq!(sum(&consumer, |p| p.failures), 2, "{topic}");
+    assert_eq!(calls.len(), 3, "{topic}: {:?}", calls.all());
+}
+
+#[test]
+fn what_asks_for_a_pause_has_it_once_or_as_often_as_retry_allows_and_holds_up_only_whose_order_is_kept()
+ {
+    use Delivery::{LeasedQueue, WorkQueue};
+    let server = server();
+    thread::scope(|s| {
+        for (delivery, policy, topic) in [
+            (WorkQueue, OnError::Retry, "asks-shared-retry"),
+            (WorkQueue, OnError::BestEffort, "asks-shared-best"),
+            (LeasedQueue, OnError::Retry, "asks-owned-retry"),
+            (LeasedQueue, OnError::BestEffort, "asks-owned-best"),
+        ] {
+            let server = &server;
+            s.spawn(move || asks_twice(server, delivery, policy, topic));
+        }
+    });
+}
