@@ -2,6 +2,10 @@
 //! partition is paused; and of those that are finished too late.
 
 use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -13,8 +17,8 @@ use streamlane::{
 
 use crate::{
     leases::ms,
-    queue_recipes::{letters, nothing_is_left, text},
-    queues::{owner, worker},
+    queue_recipes::{letters, nothing_is_left, pending_of, text},
+    queues::{SHORT, owner, stream, worker},
     support::*,
 };
 
@@ -114,4 +118,51 @@ fn what_asks_for_a_pause_has_it_once_or_as_often_as_retry_allows_and_holds_up_on
             s.spawn(move || asks_twice(server, delivery, policy, topic));
         }
     });
+}
+
+#[test]
+fn an_acknowledgement_that_comes_too_late_is_refused_and_counted_and_told() {
+    let server = server();
+    let topic = "late-ack";
+    let streams = open(&server.url(), topic, 1);
+    let (begun, seen) = (Seen::default(), Seen::default());
+    let go = Arc::new(AtomicBool::new(false));
+    let handle = {
+        let (begun, seen, go) = (begun.clone(), seen.clone(), Arc::clone(&go));
+        move |m: &Message<'_>| -> HandlerResult {
+            begun.push(());
+            expect("the signal", || go.load(SeqCst));
+            seen.push(text(m));
+            Ok(())
+        }
+    };
+    let worker = worker(&streams, topic).persist_interval(SHORT);
+    let consumer = worker.shared(handle).start().unwrap();
+    let id = publish_to(&streams, topic, 0, &["held"])[0].to_string();
+    begun.wait_for(1);
+    let key = stream(topic, 0);
+    // somebody who is none of ours, and from whom nothing is taken that is not idle for long
+    let claim = ["XCLAIM", &key, "c", "tool", "0", &id];
+    assert_eq!(server.command(&claim).unwrap().items().len(), 1);
+    go.store(true, SeqCst);
+    let late = || consumer.partitions()[0].late;
+    expect("it to be counted as late", || late() == 1);
+    let its = || {
+        let all = pending_of(&server, &key).into_iter();
+        all.map(|(id, name, _)| (id, name)).collect::<Vec<_>>()
+    };
+    let of_the_other = [(id.clone(), "tool".to_owned())];
+    assert_eq!(its(), of_the_other);
+
+    // It goes on, and what is its own it acknowledges.
+    publish_to(&streams, topic, 0, &["own"]);
+    assert_eq!(seen.wait_for(2), ["held", "own"]);
+    expect("its own to be acknowledged", || its() == of_the_other);
+    consumer.stop();
+    assert_eq!((its().len(), late(), seen.len()), (1, 1, 2));
+    let told = warned("were finished here");
+    let told: Vec<_> = told.iter().filter(|l| l.contains(topic)).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    let named = told[0].starts_with("WARN") && told[0].contains(": 1 messages");
+    assert!(named && told[0].contains(&id), "{told:?}");
 }
