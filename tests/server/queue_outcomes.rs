@@ -166,3 +166,75 @@ fn an_acknowledgement_that_comes_too_late_is_refused_and_counted_and_told() {
     let named = told[0].starts_with("WARN") && told[0].contains(": 1 messages");
     assert!(named && told[0].contains(&id), "{told:?}");
 }
+
+#[test]
+fn pauses_of_ones_own_are_asked_for_by_the_number_of_the_attempt() {
+    let server = server();
+    let topic = "own-pauses";
+    let streams = open(&server.url(), topic, 1);
+    let pause = |nth: u32| ms(40) * nth;
+    let (asked, calls) = (Seen::default(), Calls::default());
+    let (nth, all) = (asked.clone(), calls.clone());
+    let builder = worker(&streams, topic).retry(5).retry_backoff(move |n| {
+        nth.push(n);
+        pause(n)
+    });
+    let consumer = builder.shared(move |m: &Message<'_>| {
+        all.push((text(m), m.attempt(), Instant::now()));
+        if m.attempt() < 4 {
+            Err("not yet")?;
+        }
+        Ok(())
+    });
+    let consumer = consumer.start().unwrap();
+    publish(&streams, topic, 0..1);
+    let all = calls.wait_for(4);
+    nothing_is_left(&server, topic, 1);
+    assert_eq!(asked.all(), [1, 2, 3]);
+    for (n, pair) in (1..).zip(all.windows(2)) {
+        assert_eq!((pair[0].1, pair[1].1), (n, n + 1));
+        let apart = pair[1].2.duration_since(pair[0].2);
+        assert!(apart + TICK >= pause(n), "{apart:?} after {n}");
+    }
+    assert_eq!(calls.len(), 4);
+    assert!(letters(&streams, topic).is_empty());
+    assert_eq!(sum(&consumer, |p| p.retried), 3);
+}
+
+#[test]
+fn a_message_that_asks_for_fewer_attempts_than_retry_makes_has_those() {
+    let server = server();
+    let topic = "capped-retry";
+    let streams = open(&server.url(), topic, 1);
+    let calls = Calls::default();
+    let all = calls.clone();
+    let builder = worker(&streams, topic)
+        .retry(5)
+        .retry_pauses(ms(20), ms(20));
+    let consumer = builder.shared(move |m: &Message<'_>| {
+        all.push((text(m), m.attempt(), Instant::now()));
+        match m.attempt() {
+            1..4 => Err("not yet".into()),
+            _ => Ok(()),
+        }
+    });
+    let _consumer = consumer.start().unwrap();
+    let publisher = streams.publisher(topic).unwrap();
+    let capped = publisher.message("T", "capped").key("k").max_attempts(1);
+    let id = capped.publish().unwrap();
+    publish_to(&streams, topic, 0, &["other"]);
+    expect("a dead letter", || letters(&streams, topic).len() == 1);
+    calls.wait_for(6);
+    nothing_is_left(&server, topic, 1);
+    let of = |body: &str| {
+        let all = order(&calls).into_iter();
+        let its = all.filter(|(b, _)| b == body).map(|(_, attempt)| attempt);
+        its.collect::<Vec<_>>()
+    };
+    assert_eq!(of("capped"), [1, 2]);
+    assert_eq!(of("other"), [1, 2, 3, 4], "the others have all of theirs");
+    let all = letters(&streams, topic);
+    assert_eq!((all.len(), all[0].first_id), (1, id));
+    assert_eq!((all[0].attempts, all[0].deliveries), (1, 2));
+    assert_eq!(all[0].reason, Some(DeadLetterReason::Retries));
+}
