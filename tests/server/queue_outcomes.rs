@@ -18,7 +18,7 @@ use streamlane::{
 use crate::{
     leases::ms,
     queue_recipes::{letters, nothing_is_left, pending_of, text},
-    queues::{SHORT, owner, stream, worker},
+    queues::{SHORT, owner, pending, stream, worker},
     support::*,
 };
 
@@ -237,4 +237,34 @@ fn a_message_that_asks_for_fewer_attempts_than_retry_makes_has_those() {
     assert_eq!((all.len(), all[0].first_id), (1, id));
     assert_eq!((all[0].attempts, all[0].deliveries), (1, 2));
     assert_eq!(all[0].reason, Some(DeadLetterReason::Retries));
+}
+
+#[test]
+fn a_partition_of_a_queue_is_paused_for_itself_and_goes_on_where_it_was() {
+    let server = server();
+    let topic = "queue-paused";
+    let streams = open(&server.url(), topic, 2);
+    let seen = Seen::default();
+    let worker = worker(&streams, topic).batch_size(1);
+    let consumer = recording(worker, &seen).start().unwrap();
+    running(&consumer);
+    assert!(consumer.pause_partition(0) && !consumer.pause_partition(2));
+    publish_to(&streams, topic, 0, &["0", "1", "2", "3", "4"]);
+    publish_to(&streams, topic, 1, &["passes"]);
+    seen.wait_for(1);
+    thread::sleep(3 * SHORT); // several reads' time
+    assert_eq!(seen.all(), ["passes"]);
+    let state = |partition: usize| consumer.partitions()[partition].state;
+    assert_eq!(
+        (state(0), state(1)),
+        (LaneState::Paused, LaneState::Running)
+    );
+    // What it had asked for it is given, and what it asks for with that in its hands.
+    let given = pending(&server, &stream(topic, 0));
+    assert!(given <= 2, "it took {given}");
+    assert!(consumer.resume_partition(0) && !consumer.resume_partition(2));
+    assert_eq!(seen.wait_for(6), ["passes", "0", "1", "2", "3", "4"]);
+    running(&consumer);
+    nothing_is_left(&server, topic, 2);
+    assert_eq!(seen.len(), 6);
 }
