@@ -4,7 +4,7 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     io,
-    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,19 +17,46 @@ use socket2::Socket;
 
 use super::{failed, rest};
 
-/// A loopback port nobody listens on. It is taken from below the range the system gives to outgoing
-/// connections: there, a client that dials a server which is down could be given the server's port and
-/// end up talking to itself, and the server could not come back. The port 10000 higher, where the nodes
-/// of a cluster meet, lies below that range as well.
-pub(super) fn free_port() -> io::Result<u16> {
-    for _ in 0..1000 {
-        let random = RandomState::new().hash_one(()) % 2700;
-        let port = 20_000 + random as u16;
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
+/// A loopback TCP port that no other `Port` is given while this one lives, in whatever process, also
+/// while nobody listens on it: a relay that refuses, or a server that is down, would otherwise lose its
+/// port to a neighbour, and their clients would meet the wrong server.
+///
+/// It is taken from below the range the system gives to outgoing connections: there, a client that dials
+/// a server which is down could be given the server's port and end up talking to itself, and the server
+/// could not come back. The port 10000 higher, where the nodes of a cluster meet, lies below that range
+/// as well.
+#[derive(Debug)]
+pub(super) struct Port {
+    number: u16,
+    /// The UDP port of the same number: it is in nobody's way and says that the number is taken.
+    _claim: UdpSocket,
+}
+
+impl Port {
+    pub(super) fn free() -> io::Result<Self> {
+        for _ in 0..1000 {
+            let random = RandomState::new().hash_one(()) % 2700;
+            let number = 20_000 + random as u16;
+            let Ok(claim) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else {
+                continue;
+            };
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
+                return Ok(Self {
+                    number,
+                    _claim: claim,
+                });
+            }
         }
+        Err(failed("no free port between 20000 and 22699"))
     }
-    Err(failed("no free port between 20000 and 22699"))
+
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub(super) fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.number).into()
+    }
 }
 
 /// Accepts on a loopback port. Dropping it closes the port; connections live on.
@@ -37,20 +64,15 @@ pub(super) struct Listener {
     socket: Arc<Socket>,
     stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    port: u16,
 }
 
 impl Listener {
-    /// Listens on a free port, or, to come back after a pause, on the same one as before.
     pub(super) fn start(
-        port: Option<u16>,
+        port: &Port,
         name: &str,
         mut accepted: impl FnMut(Socket) + Send + 'static,
     ) -> io::Result<Self> {
-        let (listener, port) = match port {
-            Some(port) => (TcpListener::bind((Ipv4Addr::LOCALHOST, port))?, port),
-            None => bind_free()?,
-        };
+        let listener = TcpListener::bind(port.addr())?;
         let socket = Arc::new(Socket::from(listener));
         let stopping = Arc::new(AtomicBool::new(false));
         let (s, stop) = (Arc::clone(&socket), Arc::clone(&stopping));
@@ -74,25 +96,7 @@ impl Listener {
             socket,
             stopping,
             thread: Some(thread),
-            port,
         })
-    }
-
-    pub(super) fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-}
-
-/// Another process may take the port between the look and the bind.
-fn bind_free() -> io::Result<(TcpListener, u16)> {
-    let mut tries = 0;
-    loop {
-        let port = free_port()?;
-        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-            Ok(listener) => return Ok((listener, port)),
-            Err(e) if tries == 10 => return Err(e),
-            Err(_) => tries += 1,
-        }
     }
 }
 
@@ -109,7 +113,7 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({})", self.port)
+        f.write_str("Listener")
     }
 }
 
@@ -120,17 +124,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_listener_frees_its_port_for_the_next() {
+    fn a_listener_that_is_gone_comes_back_on_its_port() {
         let (tx, rx) = crossbeam_channel::unbounded();
         let again = tx.clone();
-        let l = Listener::start(None, "listen", move |s| tx.send(s).unwrap()).unwrap();
-        let addr = l.addr();
-        let _first = TcpStream::connect(addr).unwrap();
+        let port = Port::free().unwrap();
+        let l = Listener::start(&port, "listen", move |s| tx.send(s).unwrap()).unwrap();
+        let _first = TcpStream::connect(port.addr()).unwrap();
         rx.recv_timeout(Duration::from_secs(10)).unwrap();
         drop(l);
-        assert!(TcpStream::connect(addr).is_err());
-        let l = Listener::start(Some(addr.port()), "listen", move |s| again.send(s).unwrap());
-        let _second = TcpStream::connect(l.as_ref().unwrap().addr()).unwrap();
+        assert!(TcpStream::connect(port.addr()).is_err());
+        let _l = Listener::start(&port, "listen", move |s| again.send(s).unwrap()).unwrap();
+        let _second = TcpStream::connect(port.addr()).unwrap();
         rx.recv_timeout(Duration::from_secs(10)).unwrap();
+    }
+
+    #[test]
+    fn nobody_else_is_given_a_port_that_is_not_listened_on_just_now() {
+        let mut ports: Vec<_> = (0..200).map(|_| Port::free().unwrap()).collect();
+        ports.sort_by_key(Port::number);
+        assert!(
+            ports
+                .windows(2)
+                .all(|two| two[0].number() < two[1].number())
+        );
     }
 }

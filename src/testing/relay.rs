@@ -13,7 +13,10 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::{PrivateServer, listener::Listener};
+use super::{
+    PrivateServer,
+    listener::{Listener, Port},
+};
 use crate::clock;
 
 /// One of the two directions through a [`Relay`].
@@ -51,8 +54,8 @@ pub enum Fault {
 /// a refused connection there is [`refuse_new`](Self::refuse_new). Everything ends on drop.
 pub struct Relay {
     shared: Arc<Shared>,
-    addr: SocketAddr,
     listener: Mutex<Option<Listener>>,
+    port: Port,
 }
 
 struct Shared {
@@ -115,22 +118,23 @@ impl Relay {
             }),
             changed: Condvar::new(),
         });
-        let listener = shared.listen(None)?;
+        let port = Port::free()?;
+        let listener = shared.listen(&port)?;
         Ok(Self {
             shared,
-            addr: listener.addr(),
             listener: Mutex::new(Some(listener)),
+            port,
         })
     }
 
     /// Where clients connect to.
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.port.addr()
     }
 
     /// The same as a `redis:` URL, without a password.
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr)
+        format!("redis://{}", self.addr())
     }
 
     /// Sets a fault for one direction of all connections, present and to come.
@@ -195,7 +199,7 @@ impl Relay {
         if refuse {
             *listener = None;
         } else if listener.is_none() {
-            *listener = Some(self.shared.listen(Some(self.addr.port()))?);
+            *listener = Some(self.shared.listen(&self.port)?);
         }
         Ok(())
     }
@@ -220,12 +224,12 @@ impl Drop for Relay {
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Relay({}, {} open)", self.addr, self.open())
+        write!(f, "Relay({}, {} open)", self.addr(), self.open())
     }
 }
 
 impl Shared {
-    fn listen(self: &Arc<Self>, port: Option<u16>) -> io::Result<Listener> {
+    fn listen(self: &Arc<Self>, port: &Port) -> io::Result<Listener> {
         let shared = Arc::clone(self);
         Listener::start(port, "relay", move |client| {
             // a client whose server is down, or for which there is no thread, is closed here

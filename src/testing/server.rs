@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     failed,
-    listener::free_port,
+    listener::Port,
     new_dir,
     resp::{Client, Reply},
     rest,
@@ -101,7 +101,7 @@ impl ServerBuilder {
             binary,
             args: self.args.clone(),
             password: self.password.clone(),
-            port: 0,
+            port: None,
             running: Mutex::new(None),
         };
         if server.socket_path().as_os_str().len() > 107 {
@@ -112,7 +112,7 @@ impl ServerBuilder {
         }
         for left in (0..10).rev() {
             if self.tcp {
-                server.port = free_port()?;
+                server.port = Some(Port::free()?);
             }
             fs::write(server.dir.join("server.conf"), self.text(&server))?;
             match server.launch(&[], Client::is_ready) {
@@ -130,7 +130,8 @@ impl ServerBuilder {
             let value = value.replace('\\', "\\\\").replace('"', "\\\"");
             let _ = writeln!(t, "{name} \"{value}\"");
         };
-        line("port", &server.port.to_string());
+        let port = server.port.as_ref().map_or(0, Port::number);
+        line("port", &port.to_string());
         line("unixsocket", &server.socket_path().to_string_lossy());
         line("save", "");
         line("appendonly", if self.aof.is_some() { "yes" } else { "no" });
@@ -179,8 +180,7 @@ pub struct PrivateServer {
     binary: PathBuf,
     args: Vec<String>,
     password: Option<String>,
-    /// 0: no TCP.
-    port: u16,
+    port: Option<Port>,
     running: Mutex<Option<Running>>,
 }
 
@@ -221,8 +221,8 @@ impl PrivateServer {
     /// # Panics
     /// When it was started without [`ServerBuilder::tcp`].
     pub fn port(&self) -> u16 {
-        assert!(self.port != 0, "the server was started without tcp()");
-        self.port
+        let port = self.port.as_ref();
+        port.expect("the server was started without tcp()").number()
     }
 
     /// Its Unix socket.

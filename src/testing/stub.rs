@@ -13,7 +13,10 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use socket2::Socket;
 
-use super::{listener::Listener, resp::Reply};
+use super::{
+    listener::{Listener, Port},
+    resp::Reply,
+};
 use crate::clock;
 
 /// What a [`Stub`] does about a command.
@@ -79,8 +82,8 @@ type Script = dyn FnMut(&[Vec<u8>], u64) -> Answer + Send;
 /// ```
 pub struct Stub {
     shared: Arc<Shared>,
-    addr: SocketAddr,
     listener: Option<Listener>,
+    port: Port,
 }
 
 struct Shared {
@@ -115,25 +118,26 @@ impl Stub {
             stopping: Condvar::new(),
         });
         let s = Arc::clone(&shared);
-        let listener = Listener::start(None, "stub", move |socket| {
+        let port = Port::free()?;
+        let listener = Listener::start(&port, "stub", move |socket| {
             // without a thread for it, the connection is closed
             let _ = s.accept(socket);
         })?;
         Ok(Self {
             shared,
-            addr: listener.addr(),
             listener: Some(listener),
+            port,
         })
     }
 
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.port.addr()
     }
 
     /// The same as a `redis:` URL.
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr)
+        format!("redis://{}", self.addr())
     }
 
     /// Every command so far, in the order they came.
@@ -183,7 +187,7 @@ impl Drop for Stub {
 
 impl fmt::Debug for Stub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stub({}, {} open)", self.addr, self.open())
+        write!(f, "Stub({}, {} open)", self.addr(), self.open())
     }
 }
 
