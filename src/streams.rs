@@ -1,6 +1,7 @@
 //! The way in: a server, its settings, and everything that is done with it.
 
 mod advice;
+mod observed;
 mod prepare;
 mod topics;
 
@@ -14,14 +15,13 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    Admin, ConsumerBuilder, Error, ErrorKind, Forwarder, Health, Idempotency, Outbox, Ownership,
-    PartitionStatus, Publisher, Result, Settings, StateStore, Traceparent,
+    Admin, ConsumerBuilder, Error, ErrorKind, Forwarder, Idempotency, Outbox, Publisher, Result,
+    Settings, StateStore, Traceparent,
     backoff::jittered,
     clock,
     consumer::Running,
-    net::{self, Connection, Deadline, Gate, Target},
-    observe::evaluate,
-    publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, PublishStatus, TraceHook},
+    net::{self, Connection, Deadline, Target},
+    publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, TraceHook},
     wire::{InstanceId, Keys, check_scope, check_topic, client_name, pod_name},
 };
 
@@ -314,12 +314,6 @@ impl Streams {
         )
     }
 
-    /// What became of the messages published here, topic by topic.
-    pub fn published(&self) -> Vec<PublishStatus> {
-        let published = self.inner.published.lock();
-        published.iter().map(|(topic, c)| c.status(topic)).collect()
-    }
-
     /// Says how to find out in which trace the calling thread is: `current` is asked for every message
     /// published here that has no [`traceparent`](crate::Outgoing::traceparent) of its own, on the
     /// thread that publishes it. It should be quick. It may publish a small message that has a
@@ -364,27 +358,6 @@ impl Streams {
             self.clone(),
             self.inner.settings.consumer_at(index)?,
         ))
-    }
-
-    /// A snapshot of every partition of every consumer that was started here and still has a handle.
-    pub fn partitions(&self) -> Vec<PartitionStatus> {
-        self.running()
-            .iter()
-            .flat_map(|c| c.statuses().collect::<Vec<_>>())
-            .collect()
-    }
-
-    /// Who owns the partitions of every consumer that was started here and still has a handle, as was seen
-    /// at the last renewal. Asks no server.
-    pub fn ownership(&self) -> Vec<Ownership> {
-        self.running().iter().map(|c| c.ownership()).collect()
-    }
-
-    /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that
-    /// is held for no longer than it takes to look.
-    pub fn health(&self) -> Health {
-        let down = Gate::of(&self.inner.target).down();
-        evaluate(&self.partitions(), &self.ownership(), down.as_deref())
     }
 
     /// Stops every consumer, all at once, and lets [`wait`](Self::wait) return. From then on no
