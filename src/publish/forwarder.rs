@@ -157,9 +157,10 @@ const NAME: &str = "forward";
 /// and what follows the key in its XADD. Answers with a word for what happened, and ids.
 ///
 /// Ids are compared as text, by the length of their halves first: numbers would lose their last digits. A
-/// mark that is no id is below everything. Mark and marker are written before the messages, so that
-/// whatever may be refused is refused while nothing is published; a stream that takes no message (it is of
-/// another type, its ids are used up) makes it all undone.
+/// mark that is no id is below everything. Mark and marker are written before the messages, and each command
+/// that takes something back is tried where there is nothing to take, so that whatever may be refused is
+/// refused while nothing is published; a stream that takes no message (it is of another type, its ids are
+/// used up) makes it all undone.
 pub(super) const FORWARD: Script = Script {
     text: "#!lua
 local function less(a, b)
@@ -176,6 +177,9 @@ if ms and not less(ms, at) and (ms ~= at or not less(seq, nth)) then
 end
 local payloads = tonumber(ARGV[4])
 if not seen then
+    redis.call('DEL', KEYS[2])
+    if not mark then redis.call('HDEL', KEYS[1], ARGV[1]) end
+    if #KEYS > 3 + payloads then redis.call('XDEL', KEYS[3 + payloads], '0-0') end
     for k = 1, payloads do redis.call('SET', KEYS[2 + k], ARGV[5 + k], 'PX', ARGV[5]) end
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
@@ -199,7 +203,7 @@ for k = 3 + payloads, #KEYS do
     i = i + n + 1
 end
 return done",
-    sha1: "bee5e4847bc59094b717b8e16a5fb83383ff46f2",
+    sha1: "fd9626d1550421522680341d350a533869808963",
     commands: "+eval +evalsha +hget +hset +hdel +exists +set +del +xadd +xdel",
 };
 

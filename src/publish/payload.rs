@@ -26,9 +26,9 @@ pub(super) const APART: Script = Script {
     text: "#!lua
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[1])
 local id = redis.pcall('XADD', KEYS[1], unpack(ARGV, 3))
-if type(id) == 'table' then redis.call('DEL', KEYS[2]) end
+if type(id) == 'table' then redis.pcall('DEL', KEYS[2]) end
 return id",
-    sha1: "32021a129ffbf1b95553cd76fe8532c61c43afd9",
+    sha1: "2a49604f374914c80d83cc90e5b1b6cce78f3081",
     commands: "+eval +evalsha +set +del +xadd",
 };
 

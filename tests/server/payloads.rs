@@ -849,9 +849,12 @@ fn why_nothing_was_appended_is_told_to_who_may_not_delete_payloads_too() {
         .command(&["SET", "re:s:{kept}:0", "no stream"])
         .unwrap();
     let body = doc(0, MB);
-    let m = publisher.message("T", &body).key("k").dedupe("id", HOUR);
-    let e = m.publish().unwrap_err();
-    assert!(e.to_string().contains("WRONGTYPE"), "{e}");
+    let message = || publisher.message("T", &body).key("k");
+    let once = message().dedupe("id", HOUR).publish().map(|p| p.id);
+    for refused in [message().publish(), once] {
+        let e = refused.unwrap_err();
+        assert!(e.to_string().contains("WRONGTYPE"), "{e}");
+    }
 }
 
 #[test]
