@@ -35,8 +35,17 @@ impl Logs {
     }
 
     /// Everything that workers have written down, or was written down about them.
-    pub fn each_handled(&self, mut f: impl FnMut(Event<'_>)) {
-        let log = fs::read(&self.handled).unwrap_or_default();
+    pub fn each_handled(&self, f: impl FnMut(Event<'_>)) {
+        Self::each(&self.handled, f);
+    }
+
+    /// Everything that was published, or may have been.
+    pub fn each_published(&self, f: impl FnMut(Event<'_>)) {
+        Self::each(&self.published, f);
+    }
+
+    fn each(path: &Path, mut f: impl FnMut(Event<'_>)) {
+        let log = fs::read(path).unwrap_or_default();
         for line in log.split(|b| *b == b'\n').flat_map(Line::parse) {
             if let Line::Event(event) = line.unwrap() {
                 f(event);

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `STREAMLANE_CRASH_KILLS` | how often processes are killed, in each test that does it | 20 or 30 |
 //! | `STREAMLANE_CRASH_OUTAGES` | how often the server is killed, or its answers are lost | 4 to 40 |
+//! | `STREAMLANE_SOAK_SECONDS` | how long a topic is worked on, trimmed and reloaded | 8 |
 //! | `STREAMLANE_SEED` | the seed, to run the same moments again | the clock |
 //!
 //! For a long run, say
@@ -27,6 +28,7 @@ mod outages;
 mod parking;
 mod publishers;
 mod queues;
+mod soak;
 mod stops;
 mod ways;
 

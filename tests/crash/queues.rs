@@ -33,7 +33,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const TTL: Duration = Duration::from_millis(2500);
 const RENEW: Duration = Duration::from_millis(250);
 /// Another group of the topic, whose handler never fails.
-const OTHERS: &str = "audit";
+pub const OTHERS: &str = "audit";
 
 #[test]
 fn killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be() {
@@ -59,8 +59,7 @@ fn killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be() {
     }
     scene.settle(all);
     let report = scene.check("workers");
-    let groups = Groups(&scene.server);
-    let needed = groups.messages(|_| true).into_values();
+    let needed = scene.messages(|_| true).into_values();
     let needed = needed.map(|key| match Lot::of(&key) {
         Lot::Good | Lot::Hopeless => 1,
         Lot::GoodLater => 2,
@@ -178,7 +177,7 @@ fn killed_owners_of_queues_keep_the_order_of_each_key() {
     let groups = Groups(&server);
     groups.wait_until_all_is_done(CONSUMER);
     let letters = groups.letters();
-    let failing: usize = groups.messages(|key| key.ends_with(b"-0")).len();
+    let failing: usize = groups.messages(&|key: &[u8]| key.ends_with(b"-0")).len();
     assert_eq!(letters.len(), failing, "each once");
     groups.wait_until_the_dead_are_forgotten(2, &[CONSUMER]);
     for mut worker in all {
@@ -194,8 +193,8 @@ fn killed_owners_of_queues_keep_the_order_of_each_key() {
 }
 
 /// A topic under load, one group of workers that come and go and another that stays.
-struct Scene {
-    server: Arc<PrivateServer>,
+pub struct Scene {
+    pub server: Arc<PrivateServer>,
     logs: Logs,
     load: Mutex<Option<Load>>,
     others: Consumer,
@@ -203,7 +202,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(server: &Arc<PrivateServer>) -> Self {
+    pub fn new(server: &Arc<PrivateServer>) -> Self {
         let logs = Logs::of(server);
         let streams = open(&server.url());
         let others_logs = Logs {
@@ -238,7 +237,7 @@ impl Scene {
         }
     }
 
-    fn job(&self, instance: String) -> Job {
+    pub fn job(&self, instance: String) -> Job {
         Job {
             queue: Some(Queue::Work),
             keeps: Keeps::Within(INTERVAL),
@@ -252,7 +251,7 @@ impl Scene {
     /// At this moment every message that fails whenever it is handled is still to be read, in somebody's hands, about
     /// to be handed over again, or a dead letter.
     #[track_caller]
-    fn every_failure_has_a_successor(&self) {
+    pub fn every_failure_has_a_successor(&self) {
         const LOOK: &str = r"
 local there, missing = {}, {}
 local function note(fields, from)
@@ -300,7 +299,7 @@ return {n, missing}";
 
     /// Ends the load, and waits until everything is done and the dead are forgotten; then the members end.
     #[track_caller]
-    fn settle(&self, members: Vec<Worker>) {
+    pub fn settle(&self, members: Vec<Worker>) {
         let load = self.load.lock().take().unwrap();
         eprintln!("{}", load.finish());
         let groups = Groups(&self.server);
@@ -318,7 +317,7 @@ return {n, missing}";
 
     /// Judges what was done, and replays what was not.
     #[track_caller]
-    fn check(&self, what: &str) -> Report {
+    pub fn check(&self, what: &str) -> Report {
         let groups = Groups(&self.server);
         let letters = groups.letters();
         let record = Logs::recorder(&self.logs.handled);
@@ -327,12 +326,12 @@ return {n, missing}";
                 .record(&event(Kind::Parked, *partition, *id, key))
                 .unwrap();
         }
-        let expected = groups.messages(|key| matches!(Lot::of(key), Lot::Bad | Lot::Hopeless));
+        let expected = self.messages(|key| matches!(Lot::of(key), Lot::Bad | Lot::Hopeless));
         assert_eq!(
             letters, expected,
             "{what}: one letter for each that fails for good"
         );
-        self.tries(what, &groups);
+        self.tries(what);
         let report = self.logs.check(Rules {
             ordered: false,
             exclusive: false,
@@ -360,6 +359,17 @@ return {n, missing}";
         report
     }
 
+    /// The messages whose key is such, by partition and id: all that are there, and all that were.
+    fn messages(&self, wanted: impl Fn(&[u8]) -> bool) -> BTreeMap<(u32, StreamId), Vec<u8>> {
+        let mut all = Groups(&self.server).messages(&wanted);
+        self.logs.each_published(|e| {
+            if e.kind == Kind::Published && wanted(&e.key) {
+                all.insert((e.partition, StreamId::new(e.id.0, e.id.1)), e.key.to_vec());
+            }
+        });
+        all
+    }
+
     /// The instances that were killed, or frozen.
     fn ended(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
@@ -374,7 +384,7 @@ return {n, missing}";
     /// A message that fails whenever it is handled is tried so often, and once more at most for each member that
     /// ended with it in its hands.
     #[track_caller]
-    fn tries(&self, what: &str, groups: &Groups<'_>) {
+    fn tries(&self, what: &str) {
         let ended = self.ended();
         let mut calls: BTreeMap<_, Vec<String>> = BTreeMap::new();
         self.logs.each_handled(|e| {
@@ -384,7 +394,7 @@ return {n, missing}";
                 of.push(e.instance.to_string());
             }
         });
-        let bad = groups.messages(|key| Lot::of(key) == Lot::Bad);
+        let bad = self.messages(|key| Lot::of(key) == Lot::Bad);
         assert!(bad.len() > 20, "{what}: {}", bad.len());
         let mut more = 0;
         for place in bad.keys() {
@@ -444,20 +454,20 @@ fn event(kind: Kind, partition: u32, id: StreamId, key: &[u8]) -> Event<'_> {
     }
 }
 
-fn stream(partition: u32) -> String {
+pub fn stream(partition: u32) -> String {
     format!("re:s:{{{TOPIC}}}:{partition}")
 }
 
 /// What a server knows of groups.
-struct Groups<'a>(&'a PrivateServer);
+pub struct Groups<'a>(pub &'a PrivateServer);
 
 impl Groups<'_> {
-    fn ask(&self, args: &[&str]) -> Reply {
+    pub fn ask(&self, args: &[&str]) -> Reply {
         self.0.command(args).unwrap()
     }
 
     /// Of what `XINFO` lists of a stream, two fields each.
-    fn listed(&self, ask: &[&str], fields: [&str; 2]) -> Vec<[String; 2]> {
+    pub fn listed(&self, ask: &[&str], fields: [&str; 2]) -> Vec<[String; 2]> {
         let all = self.ask(ask);
         let of = |item: &Reply| {
             fields.map(|name| {
@@ -530,7 +540,7 @@ impl Groups<'_> {
     }
 
     /// The messages whose key is such, by partition and id.
-    fn messages(&self, wanted: impl Fn(&[u8]) -> bool) -> BTreeMap<(u32, StreamId), Vec<u8>> {
+    fn messages(&self, wanted: &impl Fn(&[u8]) -> bool) -> BTreeMap<(u32, StreamId), Vec<u8>> {
         let mut all = BTreeMap::new();
         for p in 0..PARTITIONS {
             for entry in self.ask(&["XRANGE", &stream(p), "-", "+"]).items() {
