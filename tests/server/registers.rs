@@ -73,6 +73,103 @@ fn each_number_has_a_test_or_a_reason_and_not_both() {
     println!("{tested} tested, {without} without a mechanism here");
 }
 
+/// What must hold at every step, and the tests that kill, freeze or cut off between any two of them.
+const INVARIANTS: [(&str, &[&str]); 8] = [
+    (
+        "nothing is acknowledged before its successor is stored",
+        &[
+            "killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be",
+            "outages_under_workers_lose_nothing_and_try_nothing_too_often",
+            "r59_nothing_is_acknowledged_whose_dead_letter_cannot_be_written",
+        ],
+    ),
+    (
+        "what is retried or replayed comes to the group that failed it and to no other",
+        &["killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be"],
+    ),
+    (
+        "nothing that a reader still needs is trimmed or deleted",
+        &[
+            "what_is_trimmed_deleted_taken_over_and_reloaded_for_long_loses_nothing_and_leaves_nothing",
+            "what_the_slowest_reader_finishes_last_is_deleted_though_nothing_new_comes",
+        ],
+    ),
+    (
+        "a position passes nothing that is not finished",
+        &[
+            "a_killed_consumer_leaves_a_dead_letter_and_a_position_behind_it_or_neither",
+            "with_defaults_no_position_passes_a_message_whose_handler_is_slower_than_the_flush",
+        ],
+    ),
+    (
+        "an owner of before changes nothing",
+        &["workers_that_were_given_up_for_dead_change_nothing_when_they_wake"],
+    ),
+    (
+        "what always fails is tried so often, and then it is one dead letter",
+        &[
+            "killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be",
+            "what_fails_is_tried_again_later_and_then_it_is_a_dead_letter_while_others_go_on",
+        ],
+    ),
+    (
+        "the bytes that went in come out, whatever way they went",
+        &["every_byte_of_a_message_survives_retries_dead_letters_and_replays"],
+    ),
+    (
+        "what is bad delays no other partition, and its own for as long as its policy says",
+        &[
+            "broken_retry_items_hold_up_neither_partitions_nor_other_retries",
+            "r60_retries_that_fail_delay_neither_a_good_one_nor_what_is_new",
+        ],
+    ),
+];
+
+/// The recipes about groups, each of which has tests that bear its number.
+const RECIPES: [u32; 26] = [
+    4, 29, 31, 32, 34, 35, 41, 45, 47, 49, 50, 51, 52, 53, 54, 55, 56, 58, 59, 60, 63, 65, 66, 67,
+    69, 70,
+];
+
+/// Where they are.
+const ELSEWHERE: [&str; 14] = [
+    include_str!("../crash/parking.rs"),
+    include_str!("../crash/queues.rs"),
+    include_str!("../crash/soak.rs"),
+    include_str!("../crash/stops.rs"),
+    include_str!("queue_faults.rs"),
+    include_str!("queue_recipes/bytes.rs"),
+    include_str!("queue_recipes/child.rs"),
+    include_str!("queue_recipes/front.rs"),
+    include_str!("queue_recipes/groups.rs"),
+    include_str!("queue_recipes/members.rs"),
+    include_str!("queue_recipes/orphans.rs"),
+    include_str!("queue_recipes/pending.rs"),
+    include_str!("queue_recipes/retries.rs"),
+    include_str!("queues.rs"),
+];
+
+#[test]
+fn each_invariant_and_each_recipe_of_groups_has_tests() {
+    let lines = || ELSEWHERE.iter().flat_map(|source| source.lines());
+    let tests = lines()
+        .zip(lines().skip(1))
+        .filter(|(before, _)| before.trim() == "#[test]");
+    let tests: Vec<&str> = tests
+        .filter_map(|(_, line)| line.trim().strip_prefix("fn ")?.split('(').next())
+        .collect();
+    for (what, by) in INVARIANTS {
+        for test in by {
+            assert!(tests.contains(test), "{what}: no test is called {test}");
+        }
+    }
+    for n in RECIPES {
+        let named = format!("r{n}_");
+        let found = tests.iter().any(|test| test.starts_with(&named));
+        assert!(found, "no test of recipe {n}");
+    }
+}
+
 const TICK: Duration = Duration::from_millis(20);
 
 fn ms(n: u64) -> Duration {
