@@ -343,7 +343,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `testing` | the module `testing`: private servers, fault tools and the log checker |
-//! | `cli` | the program `streamlane`, with `demo` |
+//! | `cli` | the program `streamlane`, for people on call |
 //!
 //! # What it does not do (yet)
 //!
@@ -380,7 +380,7 @@ mod wire;
 
 pub use admin::{
     Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Pending, Replay, ReplayTo,
-    Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo,
+    Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
@@ -412,6 +412,10 @@ pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Trace
 #[cfg(doc)]
 #[doc = include_str!("docs/performance.md")]
 pub mod performance {}
+
+#[cfg(doc)]
+#[doc = include_str!("docs/tool.md")]
+pub mod tool {}
 
 /// The blocks of the README are compiled with the tests.
 #[cfg(doctest)]

@@ -6,6 +6,7 @@ mod preview;
 mod regroup;
 mod replay;
 mod reset;
+mod session;
 mod stream;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -21,6 +22,7 @@ pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
 pub use regroup::Pending;
 pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};
+pub use session::Session;
 
 /// Looks at and moves consumers, which may run in this process, elsewhere or not at all.
 ///

@@ -11,7 +11,7 @@ use crate::{
     wire::ID_MAX,
 };
 
-/// A command of yours, to run in a transaction of the outbox.
+/// A command of yours, to run in a transaction of the outbox, or in a [session](crate::Admin::session).
 ///
 /// Name what is a key with [`key`](Self::key): keys must live in the slot of the topic, which is checked
 /// before anything is sent. Values are sent as they are, bytes and all; nothing in them can become a
@@ -24,7 +24,7 @@ use crate::{
 /// assert_eq!(format!("{save:?}"), "HSET re:{orders}:state:17 (+ 2 arguments)");
 /// ```
 #[derive(Clone)]
-#[must_use = "a command does nothing before a transaction that holds it is committed"]
+#[must_use = "a command does nothing before it is called, or a transaction that holds it is committed"]
 pub struct Command {
     /// All words as they go out, without the count before them.
     packed: Vec<u8>,
@@ -69,13 +69,13 @@ impl Command {
     }
 
     /// Writes it as it goes out.
-    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         resp::command(out, self.words.len());
         out.extend_from_slice(&self.packed);
     }
 
     /// Its name in capitals.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let name = self.words().next().unwrap_or_default();
         String::from_utf8_lossy(name).to_ascii_uppercase()
     }
@@ -97,10 +97,7 @@ impl Command {
             "MULTI" | "EXEC" | "DISCARD" | "WATCH" | "UNWATCH" => {
                 "the transaction is begun, watched over and ended for you"
             }
-            "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "PUNSUBSCRIBE"
-            | "SUNSUBSCRIBE" | "MONITOR" | "SYNC" | "PSYNC" => "its answers never end",
-            "AUTH" | "HELLO" | "SELECT" | "CLIENT" | "RESET" | "QUIT" | "ASKING" | "READONLY"
-            | "READWRITE" | "REPLCONF" | "SHUTDOWN" => "it changes or ends the connection",
+            name if let Some(why) = not_alone(name) => why,
             "BLPOP" | "BRPOP" | "BRPOPLPUSH" | "BLMOVE" | "BLMPOP" | "BZPOPMIN" | "BZPOPMAX"
             | "BZMPOP" | "WAIT" | "WAITAOF" => "it waits, and nothing may wait in a transaction",
             "XREAD" | "XREADGROUP" if self.has_word(b"BLOCK") => {
@@ -109,6 +106,19 @@ impl Command {
             _ => return self.check_keys(&name),
         };
         Err(refused(&name, why))
+    }
+
+    /// Refuses what a connection cannot be asked that is to be used again.
+    pub(crate) fn check_alone(&self) -> Result<(), Error> {
+        let name = self.name();
+        let why = match &*name {
+            "" => Some("it has no name"),
+            name => not_alone(name),
+        };
+        why.map_or(Ok(()), |why| {
+            let what = format!("command {name:?} cannot be called: {why}");
+            Err(Error::new(ErrorKind::Argument, "call", what))
+        })
     }
 
     fn check_keys(&self, name: &str) -> Result<(), Error> {
@@ -120,6 +130,17 @@ impl Command {
 
     fn has_word(&self, word: &[u8]) -> bool {
         self.words().any(|w| w.eq_ignore_ascii_case(word))
+    }
+}
+
+/// Why a command of this name can be called nowhere.
+fn not_alone(name: &str) -> Option<&'static str> {
+    match name {
+        "SUBSCRIBE" | "PSUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "PUNSUBSCRIBE"
+        | "SUNSUBSCRIBE" | "MONITOR" | "SYNC" | "PSYNC" => Some("its answers never end"),
+        "AUTH" | "HELLO" | "SELECT" | "CLIENT" | "RESET" | "QUIT" | "ASKING" | "READONLY"
+        | "READWRITE" | "REPLCONF" | "SHUTDOWN" => Some("it changes or ends the connection"),
+        _ => None,
     }
 }
 
@@ -238,7 +259,7 @@ impl Reply {
         }
     }
 
-    pub(super) fn of(value: Value) -> Self {
+    pub(crate) fn of(value: Value) -> Self {
         let array = |values: Vec<Value>| Self::Array(values.into_iter().map(Self::of).collect());
         match value {
             Value::Int(n) => Self::Int(n),

@@ -401,3 +401,40 @@ fn a_forced_reset_wins_against_a_busy_consumer() {
         assert_eq!(fields(&server, &hash(topic)).len(), 1, "no marker is left");
     }
 }
+
+#[test]
+fn a_session_asks_what_it_is_told_and_outlives_refusals() {
+    let server = server();
+    let mut session = open(&server.url(), "asked", 1).admin().session().unwrap();
+    let set = Command::new("SET").key("some key").arg("a value");
+    let get = Command::new("GET").key("some key");
+    assert_eq!(
+        session.call(&set, PATIENCE).unwrap().text(),
+        Some(&b"OK"[..])
+    );
+    let refused = session
+        .call(&Command::new("XLEN").key("some key"), PATIENCE)
+        .unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Server);
+    assert!(refused.to_string().contains("WRONGTYPE"), "{refused}");
+    let all = [
+        get.clone(),
+        Command::new("XLEN").key("some key"),
+        Command::new("DBSIZE"),
+    ];
+    let answers = session.call_all(&all, PATIENCE).unwrap();
+    assert_eq!(answers[0].as_ref().unwrap().text(), Some(&b"a value"[..]));
+    assert!(answers[1].is_err());
+    assert_eq!(answers[2].as_ref().unwrap().int(), Some(1));
+    for name in ["monitor", "SUBSCRIBE", "client", "SELECT", ""] {
+        let refused = session.call(&Command::new(name), PATIENCE).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Argument, "{name}: {refused}");
+    }
+    let wait = Command::new("BLPOP").key("nothing").arg(30);
+    let late = session.call(&wait, Duration::from_millis(50)).unwrap_err();
+    assert!(late.is_retryable(), "{late}");
+    assert!(
+        session.call(&get, PATIENCE).is_err(),
+        "a late answer may come"
+    );
+}

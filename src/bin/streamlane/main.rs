@@ -1,16 +1,47 @@
 //! The operator's tool.
+#![allow(
+    clippy::doc_markdown,
+    reason = "what is said of commands is read in a terminal"
+)]
 
+mod ask;
+mod bench;
+mod completions;
+mod dead_letters;
 mod demo;
+mod doctor;
+mod end;
+mod known;
+mod open;
+mod out;
+mod ownership;
+mod place;
+mod publish;
+mod reset;
 mod stderr;
+mod text;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, error::ErrorKind};
 
-/// Ordered, durable messaging over Redis Streams, from the command line.
+use end::{EXIT_STATUS, End, Failure, Result};
+use open::Global;
+
+/// Ordered, durable messaging over Redis Streams, from the command line
+///
+/// Begin with `demo`, which needs nothing but a redis-server on the machine and
+/// handles a million messages. Then, with a server:
+///
+///   streamlane --url redis://localhost:6379 ownership orders billing
+///
+/// `streamlane help COMMAND` tells all about a command, with examples.
 #[derive(Debug, Parser)]
-#[command(name = "streamlane", version, max_term_width = 80)]
-struct Cli {
+#[command(name = "streamlane", version, max_term_width = 79, verbatim_doc_comment,
+          after_long_help = EXIT_STATUS)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    global: Global,
     #[command(subcommand)]
     command: Command,
 }
@@ -18,17 +49,49 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::Demo),
+    Doctor(doctor::Doctor),
+    Publish(publish::Publish),
+    Ownership(ownership::Ownership),
+    Reset(reset::Reset),
+    DeadLetters(dead_letters::DeadLetters),
+    Bench(bench::Bench),
+    Completions(completions::Completions),
 }
 
 fn main() -> ExitCode {
-    let Command::Demo(demo) = Cli::parse().command;
-    stderr::install();
-    match demo.run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
         Err(e) => {
-            stderr::say(format_args!("streamlane: {e}"));
-            ExitCode::from(2)
+            // There is nobody left to tell when this fails.
+            let _ = e.print();
+            return match e.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => Failure::usage("").code(),
+            };
         }
+    };
+    let Cli { global, command } = &cli;
+    stderr::install(global.verbose || matches!(command, Command::Demo(_)));
+    match run(command, global) {
+        Ok(end) => end.code(),
+        Err(e) => {
+            if !matches!(e, Failure::NobodyReads) {
+                stderr::say(format_args!("streamlane: {e}"));
+            }
+            e.code()
+        }
+    }
+}
+
+fn run(command: &Command, global: &Global) -> Result {
+    match command {
+        Command::Demo(demo) => demo.run().map(End::well).map_err(Failure::Failed),
+        Command::Doctor(doctor) => doctor.run(global),
+        Command::Bench(bench) => bench.run(global),
+        Command::Publish(publish) => publish.run(global),
+        Command::Ownership(ownership) => ownership.run(global),
+        Command::Reset(reset) => reset.run(global),
+        Command::DeadLetters(letters) => letters.run(global),
+        Command::Completions(completions) => completions.run(),
     }
 }

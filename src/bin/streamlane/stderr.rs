@@ -31,10 +31,14 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Shows what the library logs, from warnings on.
-pub(crate) fn install() {
+/// Shows what the library logs: errors, and warnings if they are wanted.
+pub(crate) fn install(warnings: bool) {
     if log::set_logger(&Logger).is_ok() {
-        log::set_max_level(LevelFilter::Warn);
+        log::set_max_level(if warnings {
+            LevelFilter::Warn
+        } else {
+            LevelFilter::Error
+        });
     }
 }
 

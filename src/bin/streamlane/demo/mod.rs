@@ -19,13 +19,13 @@ use std::{
 use crossbeam_channel::{Receiver, unbounded};
 use streamlane::{Consumer, Settings, Streams, TopicSettings, testing::now_ns};
 
+pub(crate) use self::text::grouped;
 use self::{
     figures::{Figures, PhaseFigures, Position},
     handle::{Log, Recording},
     plan::{PARTITIONS, Phase, Plan},
     publish::Publishers,
     server::Server,
-    text::grouped,
     verify::{Break, verify},
 };
 use crate::stderr::{say, with_progress};
@@ -102,7 +102,7 @@ impl Demo {
         let deleted = if server.is_private() || self.keep {
             Ok(())
         } else {
-            server.delete(&keys(&topic))
+            server.delete(&keys_of("re:", &topic, CONSUMER, PARTITIONS))
         };
         let figures = figures?;
         let mut out = io::stdout().lock();
@@ -220,16 +220,13 @@ fn positions_key(topic: &str) -> String {
     format!("re:p:{{{topic}}}:{CONSUMER}")
 }
 
-/// All that a run leaves on its server.
-fn keys(topic: &str) -> Vec<String> {
-    let positions = positions_key(topic);
-    let mut keys = vec![
-        format!("re:m:{{{topic}}}"),
-        format!("re:c:{{{topic}}}"),
-        format!("{positions}:meta"),
-        positions,
-        format!("re:o:{{{topic}}}:{CONSUMER}"),
-    ];
-    keys.extend((0..PARTITIONS).map(|p| format!("re:s:{{{topic}}}:{p}")));
+/// All that a topic leaves on its server that one ordered consumer has read.
+pub(crate) fn keys_of(prefix: &str, topic: &str, consumer: &str, partitions: u32) -> Vec<String> {
+    let mut keys: Vec<_> = ["m", "c", "dl", "di"]
+        .map(|kind| format!("{prefix}{kind}:{{{topic}}}"))
+        .into();
+    keys.extend(["p", "o", "e"].map(|kind| format!("{prefix}{kind}:{{{topic}}}:{consumer}")));
+    keys.push(format!("{prefix}p:{{{topic}}}:{consumer}:meta"));
+    keys.extend((0..partitions).map(|p| format!("{prefix}s:{{{topic}}}:{p}")));
     keys
 }
