@@ -1,7 +1,7 @@
 //! What a lane says about itself: atomics that it writes and anyone may read, without a lock and
 //! without an allocation on the way of a message.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -78,6 +78,12 @@ pub(crate) struct Monitor {
     call_since_ms: AtomicU64,
     /// When the last gap was found, on the coarse clock; 0 while there was none.
     last_gap_ms: AtomicU64,
+    /// Whether the last read found nothing.
+    is_caught_up: AtomicBool,
+    /// When a read found nothing for the last time, on the coarse clock; 0 while none did.
+    caught_up_ms: AtomicU64,
+    /// How many calls in a row failed on what is in hand.
+    failed_calls: AtomicU32,
 }
 
 impl Monitor {
@@ -125,6 +131,48 @@ impl Monitor {
             0 => None,
             since => Some(clock::coarse_ms().saturating_sub(since)),
         }
+    }
+
+    /// A read found nothing: everything there is has been dealt with.
+    pub(crate) fn caught_up(&self) {
+        self.caught_up_ms.store(clock::coarse_ms().max(1), Relaxed);
+        self.is_caught_up.store(true, Relaxed);
+    }
+
+    /// Something was read, or what was known of the stream does not count any more.
+    #[inline]
+    pub(crate) fn falls_behind(&self) {
+        self.is_caught_up.store(false, Relaxed);
+    }
+
+    /// What was in hand is not any more, and is to be read again.
+    pub(crate) fn begins_anew(&self) {
+        self.falls_behind();
+        self.calls_failed(0);
+    }
+
+    pub(crate) fn is_caught_up(&self) -> bool {
+        self.is_caught_up.load(Relaxed)
+    }
+
+    /// When a read found nothing for the last time, on the coarse clock.
+    pub(crate) fn caught_up_ms(&self) -> Option<u64> {
+        match self.caught_up_ms.load(Relaxed) {
+            0 => None,
+            at => Some(at),
+        }
+    }
+
+    /// So many calls in a row have failed on what is in hand.
+    pub(crate) fn calls_failed(&self, n: u32) {
+        self.failed_calls.store(n, Relaxed);
+    }
+
+    /// Which attempt at what is in hand runs, or was the last; 0 when nothing is in hand.
+    pub(crate) fn attempt(&self) -> u32 {
+        let runs = self.call_since_ms.load(Relaxed) != 0;
+        let failed = self.failed_calls.load(Relaxed);
+        failed.saturating_add(u32::from(runs))
     }
 
     /// Counts a gap of so many messages; one that is not `alarming` may be none.
@@ -180,6 +228,22 @@ mod tests {
         assert_eq!(m.reason(), "another reason");
         m.enter(LaneState::Running, "");
         assert_eq!(m.reason(), "");
+    }
+
+    #[test]
+    fn attempts_are_counted_while_something_is_in_hand() {
+        let m = Monitor::default();
+        assert_eq!(m.attempt(), 0);
+        m.call_begins(7);
+        assert_eq!(m.attempt(), 1);
+        m.call_ends();
+        m.calls_failed(1);
+        assert_eq!(m.attempt(), 1, "the one that failed");
+        m.call_begins(8);
+        assert_eq!(m.attempt(), 2);
+        m.call_ends();
+        m.calls_failed(0);
+        assert_eq!(m.attempt(), 0);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::{
     clock,
     consumer::Running,
     net::{self, Connection, Deadline, Target},
+    observe::Sampler,
     publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, TraceHook},
     wire::{InstanceId, Keys, check_scope, check_topic, client_name, pod_name},
 };
@@ -64,6 +65,7 @@ struct Inner {
     pod: String,
     consumers: Arc<Consumers>,
     topics: Topics,
+    sampler: Sampler,
     delays: Arc<Delays>,
     published: Arc<AllCounts>,
     /// One queue for each topic.
@@ -139,6 +141,7 @@ impl Streams {
                 timeout: settings.connect_timeout,
                 consumers: Arc::clone(&consumers),
             }),
+            sampler: observed::sampler(&settings, &target, &pod, &consumers),
             keys,
             instance: InstanceId::from_env(lookup),
             pod,
@@ -410,6 +413,8 @@ impl Streams {
         let mut consumers = self.inner.consumers.lock();
         consumers.retain(|c| c.strong_count() > 0);
         consumers.push(Arc::downgrade(consumer));
+        drop(consumers);
+        self.inner.sampler.start();
     }
 
     pub(crate) fn downgrade(&self) -> WeakStreams {

@@ -166,12 +166,15 @@ impl<P: Progress> Lane<P> {
                         out_of_place: self.plan.out_of_place,
                     });
                     count(&self.monitor.failures, 1);
+                    self.monitor.calls_failed(attempts.made);
                     count(&self.monitor.handled, done as u64);
                     count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
                     start += step.finished;
                     let failed = (failure, action, before);
-                    self.carry_out(step, failed, &mut start, total, &mut attempts)
+                    let flow = self.carry_out(step, failed, &mut start, total, &mut attempts);
+                    self.monitor.calls_failed(attempts.made);
+                    flow
                 }
             };
             if !matches!(flow, Flow::On) {
@@ -489,6 +492,7 @@ impl<P: Progress> Lane<P> {
     }
 
     fn recovered(&mut self, attempts: &Attempts) {
+        self.monitor.calls_failed(0);
         self.monitor.enter(LaneState::Running, "");
         if let Some(since) = attempts.blocked_since {
             self.quiet_failures.reset();

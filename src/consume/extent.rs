@@ -18,6 +18,9 @@ pub(crate) struct Extent {
     pub(crate) first: Option<StreamId>,
     /// The last that is still there. Not part of what is written down.
     pub(crate) newest: Option<StreamId>,
+    /// The greatest id that was ever deleted by itself, which is not by trimming; `None` where none was, or where
+    /// the server does not say. Not part of what is written down.
+    pub(crate) deleted: Option<StreamId>,
     /// The id the server gave last, deleted or not; 0-0 when it gave none.
     pub(crate) last: StreamId,
     /// How many entries were ever added.
@@ -28,7 +31,7 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Renders the question.
-    pub(super) fn ask(out: &mut Vec<u8>, key: &[u8]) {
+    pub(crate) fn ask(out: &mut Vec<u8>, key: &[u8]) {
         resp::whole(out, &[b"XINFO", b"STREAM", key]);
     }
 
@@ -44,7 +47,7 @@ impl Extent {
     ///
     /// The server's own, without a word of what was asked; and [`ErrorKind::Protocol`] when the answer
     /// does not say what has to be known, as with servers older than Redis 7.
-    pub(super) fn read(answer: &[u8]) -> Result<Option<Self>> {
+    pub(crate) fn read(answer: &[u8]) -> Result<Option<Self>> {
         let mut c = Cursor::new(answer, 0);
         match c.head() {
             Ok(Head::Error(text)) => {
@@ -62,7 +65,7 @@ impl Extent {
 
     fn of_pairs(mut c: Cursor<'_>, bytes: &[u8], pairs: usize) -> Result<Self> {
         let (mut first, mut newest) = (None, None);
-        let (mut last, mut added, mut length) = (None, None, None);
+        let (mut last, mut added, mut length, mut deleted) = (None, None, None, None);
         for _ in 0..pairs {
             let mut value = |c: &mut Cursor<'_>| -> Result<(), Stop> {
                 let name = c.text()?.map_or(&b""[..], |name| name.of(bytes));
@@ -73,6 +76,9 @@ impl Extent {
                     (b"length", Head::Scalar(n)) => length = number(n, bytes),
                     (b"entries-added", Head::Scalar(n)) => added = number(n, bytes),
                     (b"last-generated-id", Head::Text(id)) => last = StreamId::parse(id.of(bytes)),
+                    (b"max-deleted-entry-id", Head::Text(id)) => {
+                        deleted = StreamId::parse(id.of(bytes));
+                    }
                     (b"first-entry" | b"last-entry", Head::Array(n)) if n > 0 => {
                         let id = at_value.text()?;
                         let id = id.and_then(|id| StreamId::parse(id.of(bytes)));
@@ -97,6 +103,7 @@ impl Extent {
         Ok(Self {
             first,
             newest,
+            deleted: deleted.filter(|id| *id > StreamId::MIN),
             last,
             added,
             removed: added - length,
@@ -136,6 +143,7 @@ impl Extent {
         Some(Self {
             first: (first > StreamId::MIN).then_some(first),
             newest: None,
+            deleted: None,
             last,
             added: n()?,
             removed: n()?,
@@ -214,6 +222,7 @@ mod tests {
         Extent {
             first: (length > 0).then(|| StreamId::new(first, 0)),
             newest: None,
+            deleted: None,
             last: StreamId::new(last, 0),
             added,
             removed: added - length,
@@ -224,6 +233,7 @@ mod tests {
     fn facts_are_found_among_others_in_any_order_and_either_protocol() {
         let want = Some(Extent {
             newest: Some(StreamId::new(8, 0)),
+            deleted: Some(StreamId::new(6, 0)),
             ..extent(5, 9, 12, 3)
         });
         let entry = "*2\r\n$3\r\n5-0\r\n*2\r\n$1\r\nb\r\n$7\r\nentries\r\n";
@@ -234,13 +244,14 @@ mod tests {
             "$10\r\nlast-entry\r\n*2\r\n$3\r\n8-0\r\n*0\r\n".to_owned(),
             "$6\r\nlength\r\n:3\r\n".to_owned(),
             "$3\r\nnil\r\n$-1\r\n".to_owned(),
+            "+max-deleted-entry-id\r\n$3\r\n6-0\r\n".to_owned(),
             "$17\r\nlast-generated-id\r\n$3\r\n9-0\r\n".to_owned(),
         ];
         for turn in 0..facts.len() {
             let mut facts = facts.clone();
             facts.rotate_left(turn);
             let body = facts.concat();
-            for head in ["*14", "%7"] {
+            for head in ["*16", "%8"] {
                 let answer = format!("{head}\r\n{body}");
                 assert_eq!(Extent::read(answer.as_bytes()).unwrap(), want, "{answer}");
             }

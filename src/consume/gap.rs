@@ -236,6 +236,7 @@ mod tests {
     fn extent(first: u64, last: u64, added: u64, length: u64) -> Extent {
         Extent {
             newest: None,
+            deleted: None,
             first: (length > 0).then(|| id(first)),
             last: id(last),
             added,
@@ -577,6 +578,7 @@ mod tests {
         fn extent(&self) -> Extent {
             Extent {
                 newest: None,
+                deleted: None,
                 first: self.entries.first().map(|n| id(*n)),
                 last: id(self.last),
                 added: self.added,

@@ -273,6 +273,7 @@ impl<P: Progress> Lane<P> {
             let asked_ms = clock::coarse_ms();
             match P::read(self) {
                 Ok(Brought::Entries { full }) => {
+                    self.monitor.falls_behind();
                     self.reads_again();
                     self.idle.reset();
                     if let Flow::End(end) = self.take(full) {
@@ -327,6 +328,7 @@ impl<P: Progress> Lane<P> {
         if !self.reader.is_connected() {
             self.reader.connect()?;
             count(&self.monitor.connects, 1);
+            self.monitor.falls_behind();
             self.connected_ms = clock::coarse_ms();
             self.progress.reconnected();
         }
@@ -342,11 +344,13 @@ impl<P: Progress> Lane<P> {
                 return Flow::End(LaneEnd::Stopped);
             }
             if !self.plan.fence.holds_for_certain() {
+                self.monitor.begins_anew();
                 P::wait_for_claim(self);
                 flow = Flow::Anew;
                 continue;
             }
             if bits & RESET != 0 {
+                self.monitor.begins_anew();
                 P::take_reset(self);
                 flow = Flow::Anew;
             }
@@ -369,6 +373,9 @@ impl<P: Progress> Lane<P> {
     /// A read found nothing: everything there is has been handled.
     fn caught_up(&mut self, asked_ms: u64) {
         count(&self.monitor.empty_reads, 1);
+        if self.progress.knows_the_end() {
+            self.monitor.caught_up();
+        }
         // A server that answers at once instead of holding the question must not be asked at full speed.
         let held = self.plan.read.block.is_some_and(|block| {
             clock::coarse_ms().saturating_sub(asked_ms) >= block.as_millis() as u64 / 2

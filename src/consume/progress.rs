@@ -69,6 +69,10 @@ pub(crate) trait Progress: Sized {
     fn wait_for_claim(lane: &mut Lane<Self>);
     /// Whether something that is finished has to be stored before anything else is handed over.
     fn owes(&self) -> bool;
+    /// Whether a read that found nothing says that there was nothing.
+    fn knows_the_end(&self) -> bool {
+        true
+    }
     /// Whether the lane waits for a person to decide, with the connection in good order.
     fn waits_for_a_person(&self) -> bool;
     /// What was to be stored is another's to say by now.

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     Action, Batch, BatchHandler, ConsumerSettings, Delivery, Error, HandlerResult, Instances, Json,
-    Message, MessageHandler, OnError, Persist, PositionAhead, ReadMode, Result, StartFrom, Streams,
-    TypedBatchHandler, TypedHandler,
+    Message, MessageHandler, OnError, PartitionStatus, Persist, PositionAhead, ReadMode, Result,
+    StartFrom, Streams, TypedBatchHandler, TypedHandler,
     consume::{
         Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Permits, Plan,
         Resets, Rhythm, Suspicion,
@@ -538,8 +538,10 @@ impl ConsumerBuilder<HasHandler> {
             store: store.clone(),
             resets: Arc::clone(&resets),
         };
+        let (topic, consumer) = (&seats.topic, &seats.consumer);
+        let status = PartitionStatus::of(topic, consumer, claims.epoch(), &settings);
         let running = Arc::new(Running {
-            topic: Arc::clone(&seats.topic),
+            topic: Arc::clone(topic),
             name: Arc::clone(&seats.consumer),
             partitions,
             table: Arc::new(Table::new(starts.len() as u32)),
@@ -555,12 +557,13 @@ impl ConsumerBuilder<HasHandler> {
             lanes: Lanes::new(Outfit {
                 plan: Arc::new(plan),
                 retries: group.as_ref().map(|group| group.keys.retries.clone()),
+                sample_interval: streams.settings().sample_interval,
                 seats,
                 on_fail,
                 streams: streams.downgrade(),
             }),
             shutdown_timeout: settings.shutdown_timeout,
-            unhealthy_block: settings.unhealthy_block,
+            status,
             flush_interrupt: Arc::default(),
             flushed: Arc::default(),
             flusher: OnceLock::new(),

@@ -7,7 +7,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -19,6 +19,7 @@ use crate::{
     consume::{LOST, PAUSE, Plan, RETRIES, Seat, Seats},
     monitor::Monitor,
     net::STOP,
+    observe::Sight,
     streams::WeakStreams,
 };
 
@@ -31,6 +32,8 @@ pub(super) struct Outfit {
     pub(super) seats: Seats,
     /// The stream that holds what is to be handed over once more, where there is one.
     pub(super) retries: Option<String>,
+    /// How often the server is asked how far lanes are behind.
+    pub(super) sample_interval: Duration,
 }
 
 impl Outfit {
@@ -46,6 +49,8 @@ impl Outfit {
 /// A lane whose thread runs or has run.
 pub(super) struct Lane {
     pub(super) seat: Seat,
+    /// What is known of it beside what it says itself.
+    pub(super) sight: Arc<Sight>,
     pub(super) ended: Ended,
     /// When it ends it is no lane of this consumer any more.
     leaves: AtomicBool,
@@ -110,6 +115,7 @@ impl Lanes {
         };
         let lane = Arc::new(Lane {
             seat: outfit.seat(partition),
+            sight: Arc::new(Sight::new(outfit.retries.is_some(), outfit.sample_interval)),
             ended,
             leaves: AtomicBool::new(false),
             stood_down: OnceLock::new(),

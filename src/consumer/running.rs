@@ -25,6 +25,7 @@ use crate::{
         Stored,
     },
     net::{Connection, Interrupt, STOP},
+    observe::Subject,
     ownership::{self, Claims, Ownership},
     position::{Snapshot, Table},
     publish::Partitions,
@@ -56,7 +57,8 @@ pub(crate) struct Running {
     pub(super) resets: Arc<Resets>,
     pub(super) lanes: Lanes,
     pub(super) shutdown_timeout: Duration,
-    pub(super) unhealthy_block: Duration,
+    /// What is the same in every [status](Self::status).
+    pub(super) status: PartitionStatus,
     pub(super) flush_interrupt: Arc<Interrupt>,
     /// Woken by the flusher when it has done what it was asked to.
     pub(super) flushed: Arc<Interrupt>,
@@ -490,18 +492,43 @@ impl Running {
         }
     }
 
+    /// Has every lane noted how far it is.
+    pub(crate) fn note(&self) {
+        for lane in self.lanes.all() {
+            let seat = &lane.seat;
+            let parked = seat.monitor.parked.load(Ordering::Relaxed);
+            lane.sight.note(self.position(seat.partition), parked);
+        }
+    }
+
+    /// What the server can be asked about.
+    pub(crate) fn subjects(&self) -> Vec<Subject> {
+        let of = |lane: &Arc<Lane>| {
+            let seat = &lane.seat;
+            Subject {
+                topic: Arc::clone(&self.topic),
+                consumer: Arc::clone(&self.name),
+                partition: seat.partition,
+                key: seat.key.clone(),
+                group: self.group.clone(),
+                position: self.position(seat.partition),
+                sight: Arc::clone(&lane.sight),
+            }
+        };
+        self.lanes.all().iter().map(of).collect()
+    }
+
     pub(super) fn status(&self, lane: &Lane) -> PartitionStatus {
         let seat = &lane.seat;
         let m = &seat.monitor;
         // A lane that waits in the server notices only when the read ends.
         let paused = seat.interrupt.bits() & PAUSE != 0 && m.state() == LaneState::Running;
-        PartitionStatus {
-            topic: Arc::clone(&self.topic),
-            consumer: Arc::clone(&self.name),
+        let mut status = PartitionStatus {
             partition: seat.partition,
             state: if paused { LaneState::Paused } else { m.state() },
             reason: m.reason(),
             in_state: Duration::from_millis(m.in_state_ms()),
+            escalates: m.state() == LaneState::Stopped && lane.stood_down().is_some(),
             position: self.position(seat.partition),
             handled: m.handled.load(Ordering::Relaxed),
             skipped: m.skipped.load(Ordering::Relaxed),
@@ -517,9 +544,14 @@ impl Running {
             untold_gaps: m.untold_gaps.load(Ordering::Relaxed),
             since_gap: m.since_gap_ms().map(Duration::from_millis),
             handler_for: m.in_call_ms().map(Duration::from_millis),
-            stalled_after: self.stalled,
-            unhealthy_block: self.unhealthy_block,
+            attempt: m.attempt(),
+            ..self.status.clone()
+        };
+        if seat.partition == RETRIES {
+            status.unhealthy_behind = Duration::ZERO; // every instance reads it
         }
+        lane.sight.tell(m, &mut status);
+        status
     }
 }
 

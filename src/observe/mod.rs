@@ -1,5 +1,12 @@
 //! What the people on call see: a snapshot of every partition, and a verdict over all of them.
 
 mod health;
+mod sample;
+mod sampler;
+mod sight;
+mod status;
 
-pub use health::{Health, PartitionStatus, Rule, Status, evaluate};
+pub use health::{Health, Rule, Status, evaluate};
+pub(crate) use sampler::{Sampled, Sampler, SamplerTerms, Subject};
+pub(crate) use sight::Sight;
+pub use status::PartitionStatus;

@@ -48,6 +48,15 @@ impl Claims {
         }
     }
 
+    /// What tells this start of the instance from another.
+    pub(crate) fn epoch(&self) -> &str {
+        let claimant = match self {
+            Self::Lease(lease) => lease.claimant(),
+            Self::Static(roll) => roll.claimant(),
+        };
+        claimant.incarnation()
+    }
+
     /// As [`Lease::run`].
     pub(crate) fn run(&self, lanes: &dyn Lanes, begun: impl FnMut(Result<()>), over: impl FnMut()) {
         match self {

@@ -71,6 +71,11 @@ impl Roll {
         }
     }
 
+    /// Who this instance is.
+    pub(crate) fn claimant(&self) -> &Claimant {
+        &self.claimant
+    }
+
     /// Where whoever stores positions is to leave whose it has come across.
     pub(crate) fn rivals(&self) -> &Arc<Rivals> {
         &self.rivals

@@ -213,6 +213,11 @@ impl Progress for Group {
         }
     }
 
+    /// The group that was made again begins with what is pending, and nothing of it has been read.
+    fn knows_the_end(&self) -> bool {
+        !self.behind
+    }
+
     /// What is read ahead would grow old in the hands of nobody.
     fn may_read_ahead(&self) -> bool {
         false

@@ -129,6 +129,13 @@ impl GroupPlan {
         self.marks.lock().get(&lane).map(|mark| mark.many)
     }
 
+    /// So many are pending on a lane's stream, as somebody else has seen.
+    pub(crate) fn saw_pending(&self, lane: u32, many: u64) {
+        if let Some(mark) = self.marks.lock().get_mut(&lane) {
+            mark.many = many;
+        }
+    }
+
     /// Whether the group was given everything up to `tail` of a stream, and this member has nothing of it in its
     /// hands. Blocks for two round trips.
     pub(crate) fn is_through(

@@ -318,14 +318,21 @@ fn check_delivery(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
         "Backpressure:Capacity",
         "Instances:Mode",
     ];
-    const QUEUES: [&str; 3] = ["Claim:IdleMs", "Claim:IntervalMs", "AckDelete"];
-    const SHARED_OUT: [&str; 6] = [
+    const QUEUES: [&str; 5] = [
+        "Claim:IdleMs",
+        "Claim:IntervalMs",
+        "AckDelete",
+        "DegradedPendingSeconds",
+        "DegradedDeliveries",
+    ];
+    const SHARED_OUT: [&str; 7] = [
         "Instances:MaxPartitions",
         "Instances:PartitionModulo",
         "Instances:PartitionRemainder",
         "Instances:Count",
         "Instances:Index",
         "HandOverWhenStalled",
+        "UnhealthyBehindSeconds",
     ];
     let (others, needs): (&[&str], _) = if c.delivery.is_queue() {
         (&ORDERED, "Ordered")

@@ -127,6 +127,31 @@ section! {
         /// A partition blocked for longer is Unhealthy, before that Degraded.
         unhealthy_block: Duration = Duration::from_mins(5), "UnhealthyBlockSeconds",
             seconds(0, 365 * DAY);
+        /// A partition that was left to another instance which takes it for its own, and that has messages
+        /// waiting, is Unhealthy after so long, before that Degraded. One that `OnError` stopped never is
+        /// more than Degraded.
+        unhealthy_stopped: Duration = Duration::from_mins(5), "UnhealthyStoppedSeconds",
+            seconds(0, 365 * DAY);
+        /// A partition that is read and has been before the end of its stream for so long without moving at all
+        /// is Unhealthy. 0: never.
+        unhealthy_behind: Duration = Duration::ZERO, "UnhealthyBehindSeconds",
+            seconds(0, 365 * DAY);
+        /// A partition in which messages have waited for longer is Degraded.
+        unhealthy_lag: Duration = Duration::from_mins(2), "UnhealthyLagMs",
+            millis(0, 365 * DAY * 1000);
+        /// A consumer that has finished everything and to which nothing has been published for longer is
+        /// Degraded. 0: never.
+        degraded_silence: Duration = Duration::ZERO, "DegradedSilenceSeconds",
+            seconds(0, 365 * DAY);
+        /// In the queue modes: a partition with a pending message that has had no sign of life for longer is
+        /// Degraded. 0: never.
+        degraded_pending: Duration = Duration::from_mins(15), "DegradedPendingSeconds",
+            seconds(0, 365 * DAY);
+        /// In the queue modes: a partition with a pending message that was given out so often is Degraded.
+        /// 0: never.
+        degraded_deliveries: u32 = 10, "DegradedDeliveries", Whole("deliveries", 0, 1_000_000);
+        /// A partition of which so many messages became dead letters here within 10 minutes is Degraded. 0: never.
+        degraded_dead_letters: u32 = 100, "DegradedDeadLetters", Whole("messages", 0, 1_000_000);
         /// How the partitions are divided between the instances of the consumer: `Lease` by claims in
         /// Redis that are renewed, so that instances may come and go; `Static` by the numbers
         /// `Instances:Count` and `Instances:Index`.

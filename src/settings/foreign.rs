@@ -44,8 +44,6 @@ const REFUSED: &[Refused] = &[
     },
 ];
 
-const HEALTH: &str = "this version grades health by UnhealthyBlockSeconds";
-
 /// Keys that bind and do nothing, with the reason.
 const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
     (
@@ -58,10 +56,6 @@ const WITHOUT_EFFECT: &[(Place, &str, &str)] = &[
         "UseConsumerGroup",
         "false is what Delivery says anyway",
     ),
-    (Place::Consumers, "UnhealthyStoppedSeconds", HEALTH),
-    (Place::Consumers, "UnhealthyLagMs", HEALTH),
-    (Place::Consumers, "UnhealthyBehindSeconds", HEALTH),
-    (Place::Consumers, "DegradedSilenceSeconds", HEALTH),
 ];
 
 /// What becomes of a key that is none of ours.

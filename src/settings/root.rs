@@ -71,6 +71,10 @@ section! {
         /// How often the number of partitions of each topic in use is looked up: so long after a topic was
         /// enlarged everyone publishes to the new partitions and reads them.
         topic_refresh: Duration = Duration::from_secs(5), "TopicRefreshMs", millis(10, 3_600_000);
+        /// How often the server is asked how far each partition that is consumed here is behind: what health and
+        /// metrics know of lag and of what is pending is as old as that. Where the answers take long, as with
+        /// large messages, less often.
+        sample_interval: Duration = Duration::from_secs(15), "SampleIntervalMs", millis(1000, 3_600_000);
         /// Larger messages are refused before anything is sent.
         max_message_bytes: u32 = 64 << 20, "MaxMessageBytes", Whole("bytes", 1, 512 << 20);
     }

@@ -1,9 +1,52 @@
 //! What can be seen of what goes on in this process.
 
-use super::Streams;
+use std::sync::{Arc, Weak};
+
+use super::{Consumers, Streams};
 use crate::{
-    Health, Ownership, PartitionStatus, net::Gate, observe::evaluate, publish::PublishStatus,
+    Health, Ownership, PartitionStatus, Settings,
+    consumer::Running,
+    net::{Gate, Target},
+    observe::{Sampled, Sampler, SamplerTerms, Subject, evaluate},
+    publish::PublishStatus,
+    wire::client_name,
 };
+
+/// What asks the server how far the consumers of this process are behind.
+pub(super) fn sampler(
+    settings: &Settings,
+    target: &Arc<Target>,
+    pod: &str,
+    consumers: &Arc<Consumers>,
+) -> Sampler {
+    let terms = SamplerTerms {
+        target: Arc::clone(target),
+        client_name: client_name(&["streams-sampler", pod]),
+        interval: settings.sample_interval,
+        timeout: settings.connect_timeout,
+    };
+    Sampler::new(terms, Here(Arc::clone(consumers)))
+}
+
+/// The consumers that run in this process.
+struct Here(Arc<Consumers>);
+
+impl Here {
+    fn all(&self) -> Vec<Arc<Running>> {
+        let consumers = self.0.lock();
+        consumers.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Sampled for Here {
+    fn note(&self) {
+        self.all().iter().for_each(|c| c.note());
+    }
+
+    fn subjects(&self) -> Vec<Subject> {
+        self.all().iter().flat_map(|c| c.subjects()).collect()
+    }
+}
 
 impl Streams {
     /// What became of the messages published here, topic by topic.
