@@ -24,6 +24,9 @@ fn group(delivered: u64, read: impl Into<Option<u64>>) -> Group {
     }
 }
 
+/// The stream, the place, how many were added up to there, and how many lie behind it.
+type Row = (Extent, u64, Option<u64>, Option<u64>);
+
 #[test]
 fn what_lies_behind_a_place_is_counted_or_not_known() {
     let ten = stream(1, 10, 10, 10);
@@ -36,7 +39,6 @@ fn what_lies_behind_a_place_is_counted_or_not_known() {
         deleted: Some(id(n)),
         ..stream(1, 10, 10, 9)
     };
-    type Row = (Extent, u64, Option<u64>, Option<u64>);
     let rows: [Row; 22] = [
         // nothing there
         (Extent::default(), 0, Some(0), Some(0)),

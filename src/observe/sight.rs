@@ -106,10 +106,8 @@ impl Sight {
     pub(super) fn sampled(&self, then: Snapshot, answer: &Answer, due_ms: u64) {
         let (now_ms, wall_ms) = (clock::coarse_ms(), clock::unix_ms(clock::wall()));
         let mut state = self.state.lock();
-        let place = match self.is_queue {
-            true => None,
-            false => (then.version > 0).then_some((then.id, then.ordinal)),
-        };
+        let is_known = !self.is_queue && then.version > 0;
+        let place = is_known.then_some((then.id, then.ordinal));
         state.take(place, answer, now_ms, wall_ms);
         state.due_ms = due_ms;
         state.is_told = false;
@@ -256,9 +254,14 @@ impl State {
         status.caught_up = if lane.reads {
             lane.found_nothing
         } else {
-            let is_through = |s: &Sample| match sight.is_queue {
-                true => s.lag == Some(0),
-                false => status.position.version > 0 && status.position.id >= s.tail(),
+            let position = status.position;
+            let is_through = |s: &Sample| {
+                let at_the_end = position.version > 0 && position.id >= s.tail();
+                if sight.is_queue {
+                    s.lag == Some(0)
+                } else {
+                    at_the_end
+                }
             };
             fresh.is_some_and(|(s, _)| is_through(s))
         };

@@ -93,6 +93,8 @@ impl World {
     }
 }
 
+/// As most rows expect it.
+#[allow(clippy::unnecessary_wraps)]
 fn seconds(n: u64) -> Option<Duration> {
     Some(Duration::from_secs(n))
 }

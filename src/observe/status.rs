@@ -46,7 +46,7 @@ pub struct PartitionStatus {
     /// For how long the oldest message that is not finished has been waiting, at most; in the queue modes, the
     /// oldest that nobody was given. Zero where everything is [known](Self::caught_up) to be finished.
     pub lag: Option<Duration>,
-    /// Whether there is a stream: one is there as soon as something was published.
+    /// Whether there is a stream. Who consumes or publishes makes it, so one that is missing was deleted.
     pub stream_exists: Option<bool>,
     /// How many messages the stream holds, read or not.
     pub stream_length: Option<u64>,

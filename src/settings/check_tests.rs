@@ -325,7 +325,8 @@ fn what_keeps_positions_is_refused_for_queues_and_what_acknowledges_without_one(
     };
     let of_queues = |c: ConsumerSettings| {
         let c = c.claim_idle(ms(60_000)).claim_interval(ms(1000));
-        c.ack_delete(AckDelete::AllGroups)
+        let c = c.ack_delete(AckDelete::AllGroups);
+        c.degraded_pending(ms(60_000)).degraded_deliveries(3)
     };
     let positions: &[_] = &[
         "Persist",
@@ -349,14 +350,22 @@ fn what_keeps_positions_is_refused_for_queues_and_what_acknowledges_without_one(
     ] {
         refused_in_words(consumer, keys, text);
     }
-    let queues: &[_] = &["Claim:IdleMs", "Claim:IntervalMs", "AckDelete"];
+    let queues: &[_] = &[
+        "Claim:IdleMs",
+        "Claim:IntervalMs",
+        "AckDelete",
+        "DegradedPendingSeconds",
+        "DegradedDeliveries",
+    ];
     let text =
         "has no effect unless Delivery is WorkQueue or LeasedQueue; remove it or change Delivery";
     for (consumer, keys) in [
         (of_queues(c()), queues),
         (c().claim_idle(ms(1000)), &queues[..1]),
         (c().claim_interval(ms(1000)), &queues[1..2]),
-        (c().ack_delete(AckDelete::None), &queues[2..]),
+        (c().ack_delete(AckDelete::None), &queues[2..3]),
+        (c().degraded_pending(Duration::ZERO), &queues[3..4]),
+        (c().degraded_deliveries(10), &queues[4..]),
     ] {
         refused_in_words(consumer, keys, text);
     }
@@ -373,6 +382,7 @@ fn what_divides_partitions_is_refused_where_every_instance_has_all() {
     let of_owners = |c: ConsumerSettings| {
         let c = c.max_partitions(2).partition_modulo(2);
         let c = c.partition_remainder(1).hand_over_when_stalled(true);
+        let c = c.unhealthy_behind(Duration::from_mins(1));
         c.instances_count(2).instances_index(0)
     };
     let owners: &[_] = &[
@@ -382,6 +392,7 @@ fn what_divides_partitions_is_refused_where_every_instance_has_all() {
         "Instances:Count",
         "Instances:Index",
         "HandOverWhenStalled",
+        "UnhealthyBehindSeconds",
     ];
     let text = "has no effect under Delivery WorkQueue, where every instance reads every partition; \
                 remove it, or use LeasedQueue";
@@ -392,7 +403,8 @@ fn what_divides_partitions_is_refused_where_every_instance_has_all() {
         (work().partition_remainder(0), &owners[2..3]),
         (work().instances_count(2), &owners[3..4]),
         (work().instances_index(0), &owners[4..5]),
-        (work().hand_over_when_stalled(true), &owners[5..]),
+        (work().hand_over_when_stalled(true), &owners[5..6]),
+        (work().unhealthy_behind(Duration::ZERO), &owners[6..]),
         (of_owners(leased()), &[]),
         (of_owners(under(Delivery::Ordered)), &[]),
     ] {
@@ -401,6 +413,7 @@ fn what_divides_partitions_is_refused_where_every_instance_has_all() {
     accepted(leased().max_partitions(1));
     accepted(leased().partition_modulo(2).partition_remainder(1));
     accepted(leased().hand_over_when_stalled(true));
+    accepted(leased().unhealthy_behind(Duration::from_secs(1)));
 }
 
 #[test]

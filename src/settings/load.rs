@@ -154,7 +154,8 @@ mod tests {
                 "Persist": "SyncBatch", "PersistIntervalMs": 6,
                 "Backpressure": { "Enabled": "false", "capacity": 7 }, "ReadMode": "POLL",
                 "BlockMs": 8, "ReadSlackMs": 9, "MaxIdleDelayMs": 10, "SpinMicros": 11,
-                "OnError": "Fail", "UnhealthyBlockSeconds": 12,
+                "OnError": "Fail", "UnhealthyBlockSeconds": 12, "UnhealthyStoppedSeconds": 15,
+                "UnhealthyBehindSeconds": 16, "UnhealthyLagMs": 17, "DegradedSilenceSeconds": 18,
                 "ShutdownTimeoutSeconds": 14 }],
             "Producers": [{ "Topic": "p" }] } }"#,
         )
@@ -202,6 +203,10 @@ mod tests {
                     .spin(Duration::from_micros(11))
                     .on_error(OnError::Fail)
                     .unhealthy_block(Duration::from_secs(12))
+                    .unhealthy_stopped(Duration::from_secs(15))
+                    .unhealthy_behind(Duration::from_secs(16))
+                    .unhealthy_lag(ms(17))
+                    .degraded_silence(Duration::from_secs(18))
                     .shutdown_timeout(Duration::from_secs(14)),
             )
             .with_producer(ProducerSettings::new("p"));

@@ -25,6 +25,7 @@ mod gaps;
 mod growth;
 mod idempotency;
 mod json_publishing;
+mod lag;
 mod lease_failover;
 mod lease_life;
 mod lease_recipes;
