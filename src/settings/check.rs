@@ -104,6 +104,7 @@ fn check_topic(
             );
         }
     }
+    check_retention(&at, topic, problems);
     if topic.trim != Trim::None {
         return;
     }
@@ -128,6 +129,53 @@ fn check_topic(
             "has no effect while Trim is None; remove one of the two",
         );
     }
+}
+
+fn check_retention(at: &str, topic: &TopicSettings, problems: &mut Problems) {
+    let Some(age) = topic.retention else {
+        return;
+    };
+    if topic.trim == Trim::None {
+        problems.contradict(
+            at,
+            &["RetentionSeconds", "Trim"],
+            "has no effect while Trim is None; remove one of the two",
+        );
+    } else if !topic.is_set("MaxLen") {
+        problems.contradict(
+            at,
+            &["RetentionSeconds", "MaxLen"],
+            "needs MaxLen, which is not configured, and whose default of 10000 messages would be \
+             the end of most before their age is; set MaxLen to what may come in that time",
+        );
+    }
+    if topic.claim_check && topic.payload_ttl < age {
+        problems.contradict(
+            at,
+            &["PayloadTtlSeconds", "RetentionSeconds"],
+            &format!(
+                "bodies that are kept apart live for {:?} and messages for {age:?}, so that they would outlive \
+                 their bodies; raise PayloadTtlSeconds",
+                topic.payload_ttl
+            ),
+        );
+    }
+}
+
+/// What is said about trimming by age and comes to nothing.
+fn trims_in_vain(name: &str, topic: &TopicSettings) -> Option<String> {
+    let (often, age) = (topic.background_trim_interval, topic.retention);
+    let why = match (often.is_zero(), age) {
+        (false, _) if topic.trim == Trim::None => {
+            "BackgroundTrimIntervalSeconds has no effect while Trim is None"
+        }
+        (false, None) => "BackgroundTrimIntervalSeconds has no effect without RetentionSeconds",
+        (true, Some(_)) => {
+            "RetentionSeconds has no effect while BackgroundTrimIntervalSeconds is 0, but for a trim by hand"
+        }
+        _ => return None,
+    };
+    Some(format!("Streams:Topics:{}:{why}", printable(name)))
 }
 
 fn check_consumer(at: &str, c: &ConsumerSettings, problems: &mut Problems) {
@@ -484,6 +532,8 @@ fn oddities(s: &Settings) -> Vec<String> {
             ));
         }
     }
+    let topics = s.topics.iter();
+    found.extend(topics.filter_map(|(name, topic)| trims_in_vain(name, topic)));
     let consumed = s.consumers.iter().map(|c| &c.topic);
     let published = s.producers.iter().map(|p| &p.topic);
     let used: Vec<_> = consumed.chain(published).collect();

@@ -592,3 +592,61 @@ fn what_is_odd_but_harmless_is_a_warning() {
     assert!(warnings[0].contains("Backpressure:Capacity"));
     assert!(warnings[1].contains("Streams:Topics:Orders") && warnings[1].contains("\"orders\""));
 }
+
+#[test]
+fn what_is_kept_for_a_time_needs_room_and_its_bodies() {
+    let seconds = Duration::from_secs;
+    let t = || TopicSettings::default().retention(seconds(3600));
+    let all = |t: TopicSettings| t.max_len(5000).background_trim_interval(seconds(60));
+    let with = |t| Settings::default().with_topic("orders", t);
+    let told = |t| with(t).check().unwrap();
+    assert_eq!(told(all(t())), [""; 0]);
+    let room = all(t()).claim_check(true);
+    assert_eq!(told(room.clone().payload_ttl(seconds(3600))), [""; 0]);
+    for (bad, key, also) in [
+        (t(), "RetentionSeconds", "MaxLen, which is not configured"),
+        (
+            t().trim(Trim::None),
+            "RetentionSeconds",
+            "while Trim is None",
+        ),
+        (
+            room.payload_ttl(seconds(3599)),
+            "PayloadTtlSeconds",
+            "outlive",
+        ),
+        (
+            all(t()).retention(Duration::ZERO),
+            "RetentionSeconds",
+            "from 1 to",
+        ),
+        (
+            all(t()).clamp_release_threshold(1.5),
+            "ClampReleaseThreshold",
+            "a number from 0 to 1",
+        ),
+        (
+            all(t()).clamp_release_threshold(f64::NAN),
+            "ClampReleaseThreshold",
+            "a number from 0 to 1",
+        ),
+    ] {
+        let lines = refused(&with(bad).allow_untrimmed(true));
+        let start = format!("Streams:Topics:orders:{key}");
+        let found = lines.len() == 1 && lines[0].starts_with(&start) && lines[0].contains(also);
+        assert!(found, "{key} {also}: {lines:#?}");
+    }
+    let idle = TopicSettings::default().background_trim_interval(seconds(60));
+    for (vain, text) in [
+        (idle.clone(), "without RetentionSeconds"),
+        (idle.trim(Trim::None), "while Trim is None"),
+        (
+            t().max_len(5000),
+            "while BackgroundTrimIntervalSeconds is 0",
+        ),
+    ] {
+        let told = with(vain).allow_untrimmed(true).check().unwrap();
+        assert!(told.len() == 1 && told[0].contains(text), "{told:?}");
+    }
+    assert_eq!(told(TopicSettings::default()), [""; 0]);
+}

@@ -72,6 +72,26 @@ impl<T: Copy + PartialOrd + Display + FromStr> Codec for Whole<T> {
     }
 }
 
+/// A part of a whole.
+pub(crate) struct Share;
+
+impl Codec for Share {
+    type Value = f64;
+
+    fn allowed(&self) -> String {
+        "a number from 0 to 1".into()
+    }
+
+    fn read(&self, text: &str) -> Option<f64> {
+        let share = text.trim().parse().ok()?;
+        (0.0..=1.0).contains(&share).then_some(share)
+    }
+
+    fn write(&self, value: &f64) -> Vec<String> {
+        vec![value.to_string()]
+    }
+}
+
 /// A span of time, as a whole number of some unit between two limits.
 pub(crate) struct Span {
     unit: &'static str,
@@ -366,6 +386,23 @@ mod tests {
             assert_eq!(c.read(text), value, "{text:?}");
         }
         assert_eq!(c.allowed(), "a whole number from 1 to 100");
+    }
+
+    #[test]
+    fn a_share_is_a_part_of_one() {
+        for (text, value) in [
+            ("0", Some(0.0)),
+            (" 0.8", Some(0.8)),
+            ("1", Some(1.0)),
+            ("1.01", None),
+            ("-0.1", None),
+            ("80%", None),
+            ("NaN", None),
+            ("", None),
+        ] {
+            assert_eq!(Share.read(text), value, "{text:?}");
+        }
+        assert_eq!(Share.write(&0.8), ["0.8"]);
     }
 
     #[test]

@@ -120,8 +120,8 @@ section! {
         /// About how many dead letters are kept, the newest: the others are deleted when one is added.
         dead_letters_max_len: u64 = 100_000, "DeadLetters:MaxLen",
             Whole("messages", 1, 1_000_000_000);
-        /// For how long dead letters are kept, about: older ones are deleted when one is added. 0: until
-        /// there are too many.
+        /// For how long dead letters are kept, about: older ones are deleted when one is added, and by a running
+        /// consumer at least each minute. 0: until there are too many.
         dead_letters_max_age: Duration = Duration::ZERO, "DeadLetters:MaxAgeSeconds",
             seconds(0, 3650 * DAY);
         /// A partition blocked for longer is Unhealthy, before that Degraded.

@@ -13,22 +13,7 @@ struct Refused {
     why: &'static str,
 }
 
-const LATER: &str = "not available in this version; remove it";
-
-const fn later(place: Place, key: &'static str, harmless: &'static [&'static str]) -> Refused {
-    Refused {
-        place,
-        key,
-        harmless,
-        why: LATER,
-    }
-}
-
-/// A feature that arrives takes its line out of here.
 const REFUSED: &[Refused] = &[
-    later(Place::Topics, "RetentionSeconds", &[]),
-    later(Place::Topics, "BackgroundTrimIntervalSeconds", &["0"]),
-    later(Place::Topics, "ClampReleaseThreshold", &[]),
     Refused {
         place: Place::Consumers,
         key: "UseConsumerGroup",
@@ -107,22 +92,17 @@ mod tests {
 
     #[test]
     fn keys_of_peers_bind_warn_or_are_refused() {
-        use Place::{Consumers, Root, Topics};
+        use Place::{Consumers, Root};
         let idle = |v: &Verdict| matches!(v, Verdict::Idle(..));
         let refused = |v: &Verdict| matches!(v, Verdict::Refused(_));
         for (place, key, value) in [
             (Consumers, "UseConsumerGroup", "true"),
             (Consumers, "ResetOnStart", "True"),
-            (Topics, "RetentionSeconds", "60"),
         ] {
             assert!(refused(&judge(place, key, Some(value))), "{key}");
         }
-        for (place, key, value) in [
-            (Consumers, "ResetOnStart", "false"),
-            (Topics, "backgroundTrimIntervalSeconds", " 0"),
-        ] {
-            assert_eq!(judge(place, key, Some(value)), Verdict::Fine, "{key}");
-        }
+        let harmless = judge(Consumers, "resetOnStart", Some(" False"));
+        assert_eq!(harmless, Verdict::Fine);
         assert!(idle(&judge(Consumers, "ReaderThreads", Some("4"))));
         assert!(idle(&judge(Consumers, "useconsumergroup", Some("false"))));
         assert_eq!(judge(Root, "Delivery", Some("Ordered")), Verdict::Unknown);

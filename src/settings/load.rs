@@ -380,6 +380,7 @@ mod tests {
             number.clone(),
             (pick % 1000 + 1).to_string(),
             (pick % 100 + 1).to_string(),
+            format!("0.{pick}"),
             flag,
             moment,
             name,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::codec::{Codec, Flag, Opt, Text, Whole, choice, seconds};
+use super::codec::{Codec, Flag, Opt, Share, Text, Whole, choice, seconds};
 
 /// Seconds.
 const DAY: u64 = 24 * 60 * 60;
@@ -24,6 +24,17 @@ section! {
         /// message, `None` never (memory grows without end; refused unless `AllowUntrimmed` is set
         /// or the environment is Development).
         trim: Trim = Trim::Approx, "Trim", choice::<Trim>();
+        /// How long messages are kept, at least: older ones are deleted by the background trimmer, but for what a
+        /// consumer has yet to read. Needs `MaxLen`, which goes on to apply. Unset: as long as there is room.
+        retention: Option<Duration> = None, "RetentionSeconds", Opt(seconds(1, 3650 * DAY)),
+            set(age: Duration) Some(age);
+        /// How often one of the processes that use the topic looks for messages older than
+        /// `RetentionSeconds`, on the server's clock. 0: nobody does.
+        background_trim_interval: Duration = Duration::ZERO, "BackgroundTrimIntervalSeconds", seconds(0, 366 * DAY);
+        /// From which share of `MaxLen` on the background trimmer deletes what is older than `RetentionSeconds`
+        /// although a consumer has not read it, and shortens the partition; which is an error in the log and
+        /// counted. Below it, what is unread stays. 0: age alone decides.
+        clamp_release_threshold: f64 = 0.8, "ClampReleaseThreshold", Share;
         /// Whether all partitions live in one cluster slot. False spreads them over a cluster,
         /// without transactions across partitions.
         co_locate_partitions: bool = true, "CoLocatePartitions", Flag;
@@ -48,6 +59,13 @@ section! {
 }
 
 impl TopicSettings {
+    /// Whether there is anything for a background trimmer to do.
+    pub(crate) fn is_trimmed_by_age(&self) -> bool {
+        self.retention.is_some()
+            && !self.background_trim_interval.is_zero()
+            && self.trim != Trim::None
+    }
+
     /// Publishing keeps bodies of more bytes apart.
     pub(crate) fn most_inline(&self) -> usize {
         if self.claim_check {

@@ -57,6 +57,17 @@ impl Keys {
         format!("{}p:{{{topic}}}:{consumer}", self.prefix)
     }
 
+    /// What [`positions`](Self::positions) of a topic, or of all of them, match, as `SCAN` takes it.
+    pub(crate) fn positions_pattern(&self, topic: Option<&str>) -> String {
+        let escaped = |text: &str| {
+            let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
+            let escape = |c| [special(c).then_some('\\'), Some(c)].into_iter().flatten();
+            text.chars().flat_map(escape).collect::<String>()
+        };
+        let topic = topic.map_or_else(|| "*".into(), escaped);
+        format!("{}p:{{{topic}}}:*", escaped(&self.prefix))
+    }
+
     /// The hash of diagnostics and ordinals beside the positions.
     pub(crate) fn positions_meta(&self, topic: &str, consumer: &str) -> String {
         format!("{}p:{{{topic}}}:{consumer}{META}", self.prefix)
@@ -125,6 +136,11 @@ impl Keys {
         format!("{}dl:{{{tag}}}:mover", self.prefix)
     }
 
+    /// Which process trims the topic by age. It expires by itself.
+    pub(crate) fn trim_lease(&self, topic: &str) -> String {
+        format!("{}tr:{{{topic}}}", self.prefix)
+    }
+
     /// What the key of a payload, a body that is kept apart, begins with; its id follows. `tag` as for
     /// [`once`](Self::once).
     pub(crate) fn payload(&self, tag: &str) -> String {
@@ -145,6 +161,13 @@ impl Keys {
     pub(crate) fn topic_meta(&self, topic: &str) -> String {
         format!("{}m:{{{topic}}}", self.prefix)
     }
+}
+
+/// The topic and the consumer whose positions are under a key; `None` for any other key.
+pub(crate) fn position_owner<'k>(keys: &Keys, key: &'k str) -> Option<(&'k str, &'k str)> {
+    let rest = key.strip_prefix(&*keys.prefix)?.strip_prefix("p:{")?;
+    let (topic, consumer) = rest.split_once("}:")?;
+    (!consumer.is_empty() && !consumer.ends_with(META)).then_some((topic, consumer))
 }
 
 /// What a cluster places a key by: the text between the first `{` and the next `}`, unless that is
@@ -248,6 +271,7 @@ mod tests {
         assert_eq!(keys.delays("orders"), "re:dl:{orders}");
         assert_eq!(keys.delay_items(&spread), "re:di:{re:s:orders:3}");
         assert_eq!(keys.delay_lease("orders"), "re:dl:{orders}:mover");
+        assert_eq!(keys.trim_lease("orders"), "re:tr:{orders}");
         assert_eq!(keys.payload("orders"), "re:x:{orders}:");
         assert_eq!(keys.payload(&spread), "re:x:{re:s:orders:3}:");
         assert_eq!(keys.state("bets", "123"), "re:{bets}:state:123");
@@ -257,6 +281,27 @@ mod tests {
         assert_eq!(old.prefix(), "production:re:");
         let long = "t".repeat(400);
         assert_eq!(old.topic_meta(&long), format!("production:re:m:{{{long}}}"));
+    }
+
+    #[test]
+    fn positions_are_found_and_told_from_other_keys() {
+        let keys = Keys::with_prefix("a*:").unwrap();
+        assert_eq!(keys.positions_pattern(None), "a\\*:p:{*}:*");
+        assert_eq!(
+            keys.positions_pattern(Some("o?[x]")),
+            "a\\*:p:{o\\?\\[x\\]}:*"
+        );
+        for (key, owner) in [
+            ("a*:p:{orders}:billing", Some(("orders", "billing"))),
+            ("a*:p:{a:b}:c:d", Some(("a:b", "c:d"))),
+            ("a*:p:{orders}:billing:meta", None),
+            ("a*:p:{orders}:", None),
+            ("a*:p:orders:billing", None),
+            ("a*:o:{orders}:billing", None),
+            ("p:{orders}:billing", None),
+        ] {
+            assert_eq!(position_owner(&keys, key), owner, "{key}");
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use headers::{HeaderIter, Headers};
 pub(crate) use id::ID_MAX;
 pub use id::StreamId;
 pub(crate) use identity::{InstanceId, client_name, pod_name};
-pub(crate) use keys::{Keys, check_consumer, check_scope, check_topic, hash_tag};
+pub(crate) use keys::{Keys, check_consumer, check_scope, check_topic, hash_tag, position_owner};
 pub use letter::DeadLetterReason;
 pub(crate) use letter::{FIRST_ID, Letter, MOST_FIELDS, PAYLOAD_MISSING, ReadLetter};
 pub(crate) use payload::{REFERENCE_MAX, Reference};
