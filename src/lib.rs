@@ -302,8 +302,8 @@
 //! its own settings say; services in other languages see an empty body and a field that they do not know.
 //!
 //! - Nothing deletes a payload but its time. No consumer that is done with it takes it from another, from a
-//!   reset or from a retry. Choose `PayloadTtlSeconds` longer than any consumer may lag behind: retention
-//!   is by number (`MaxLen`), and a message may outlive its body.
+//!   reset or from a retry. Choose `PayloadTtlSeconds` longer than any consumer may lag behind: where messages are kept
+//!   by number (`MaxLen`) alone, one may outlive its body.
 //! - No handler is ever called without the body. A message whose payload has expired is an error of kind
 //!   [`PayloadMissing`](ErrorKind::PayloadMissing): ordinary, as one that is malformed, and under
 //!   [`Park`](OnError::Park) a dead letter at once, with the reason `payload-missing`.
@@ -371,16 +371,19 @@ mod position;
 mod publish;
 mod queue;
 mod quiet;
+mod retention;
 mod settings;
 mod streams;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trims;
 mod wire;
 
 pub use admin::{
-    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, Pending, Replay, ReplayTo,
-    Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session,
+    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, PartitionTrim, Pending,
+    Replay, ReplayTo, Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session,
+    TrimTo, TrimTopic,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
@@ -400,6 +403,7 @@ pub use publish::{
     Forwarding, Idempotency, MessageType, Outbox, Outgoing, PartlyFailed, PublishStatus, Published,
     Publisher, Receipt, Reply, Sight, Source, StateEvent, StateStore, Transaction, Undelivered,
 };
+pub use retention::PartitionSweep;
 #[doc(hidden)]
 pub use settings::settings_table;
 pub use settings::{
@@ -407,6 +411,7 @@ pub use settings::{
     PositionAhead, ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
+pub use trims::{TrimReason, Trimmed};
 pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};
 
 #[cfg(doc)]

@@ -23,6 +23,8 @@ use crate::{
     net::{self, Connection, Deadline, Target},
     observe::Sampler,
     publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, TraceHook},
+    retention::{self, Retention},
+    trims::AllTrims,
     wire::{InstanceId, Keys, check_scope, check_topic, client_name, pod_name},
 };
 
@@ -67,6 +69,8 @@ struct Inner {
     topics: Topics,
     sampler: Sampler,
     delays: Arc<Delays>,
+    retention: Retention,
+    trims: Arc<AllTrims>,
     published: Arc<AllCounts>,
     /// One queue for each topic.
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
@@ -123,15 +127,25 @@ impl Streams {
         let lookup = |name: &str| ambient(&settings, name);
         let (keys, pod) = (Keys::with_prefix(&settings.key_prefix)?, pod_name(lookup));
         let consumers = Arc::<Consumers>::default();
-        let published = Arc::<AllCounts>::default();
+        let (published, trims) = (Arc::<AllCounts>::default(), Arc::<AllTrims>::default());
+        let delays = Delays::new(publish::Terms {
+            target: Arc::clone(&target),
+            keys: keys.clone(),
+            client_name: client_name(&["streams-delays", &pod]),
+            timeout: settings.connect_timeout,
+            counts: Arc::clone(&published),
+        });
         let inner = Inner {
-            delays: Arc::new(Delays::new(publish::Terms {
+            retention: Retention::new(retention::Terms {
                 target: Arc::clone(&target),
                 keys: keys.clone(),
-                client_name: client_name(&["streams-delays", &pod]),
+                client_name: client_name(&["streams-retention", &pod]),
+                token: delays.token().to_owned(),
                 timeout: settings.connect_timeout,
-                counts: Arc::clone(&published),
-            })),
+                counts: Arc::clone(&trims),
+            }),
+            trims,
+            delays: Arc::new(delays),
             published,
             topics: Topics::new(Watch {
                 target: Arc::clone(&target),
@@ -255,12 +269,14 @@ impl Streams {
             topics,
             trace,
             delays,
+            retention,
             ..
         } = &*self.inner;
         let of_topic = settings.topic(&topic);
         let counts = Arc::clone(published.lock().entry(topic.clone()).or_default());
         let partitions = topics.partitions(&topic, &of_topic);
         delays.watch(&topic, &of_topic, &partitions);
+        retention.watch(&topic, &of_topic, &partitions);
         Ok(PublishPlan {
             target: Arc::clone(target),
             keys: keys.clone(),
@@ -314,6 +330,7 @@ impl Streams {
             inner.keys.clone(),
             inner.settings.clone(),
             client_name(&["streams-admin", &inner.pod]),
+            Arc::clone(&inner.trims),
         )
     }
 

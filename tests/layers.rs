@@ -13,16 +13,17 @@ use std::{
 ///
 /// Two lines are finer than a coarse reading of the layers would have it: a rate limit is measured on
 /// the clock, and a policy decides about the actions that a handler can ask for.
-const LAYERS: [&[&str]; 12] = [
+const LAYERS: [&[&str]; 13] = [
     &["error", "clock", "backoff", "sync"],
     &["quiet", "fence"],
     &["settings", "net", "wire"],
-    &["batch", "position", "monitor"],
+    &["batch", "position", "monitor", "trims"],
     &["handler"],
     &["policy"],
     &["publish", "ownership"],
     &["consume"],
     &["queue"],
+    &["retention"],
     &["observe", "admin"],
     &["fuzzing", "testing"],
     &["streams", "consumer"],

@@ -8,12 +8,14 @@ mod replay;
 mod reset;
 mod session;
 mod stream;
+mod trim;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Result, Settings,
     net::{Connection, Deadline, Target},
+    trims::AllTrims,
     wire::Keys,
 };
 
@@ -23,6 +25,7 @@ pub use regroup::Pending;
 pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};
 pub use session::Session;
+pub use trim::{PartitionTrim, TrimTo, TrimTopic};
 
 /// Looks at and moves consumers, which may run in this process, elsewhere or not at all.
 ///
@@ -38,6 +41,7 @@ struct Shared {
     keys: Keys,
     settings: Settings,
     client_name: String,
+    trims: Arc<AllTrims>,
 }
 
 /// How long a call may take unless it is told otherwise.
@@ -49,6 +53,7 @@ impl Admin {
         keys: Keys,
         settings: Settings,
         client_name: String,
+        trims: Arc<AllTrims>,
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -56,6 +61,7 @@ impl Admin {
                 keys,
                 settings,
                 client_name,
+                trims,
             }),
         }
     }

@@ -8,7 +8,7 @@ use crate::{
         Connection, Deadline,
         script::{Script, by_hash_first},
     },
-    queue::{Birth, Mark, found, is_gone, low_water::groups, mark_field},
+    queue::{Birth, Mark, found, groups, is_gone, mark_field},
 };
 
 /// What becomes of messages that members were given and have not acknowledged, when their group is moved.

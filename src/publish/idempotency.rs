@@ -79,7 +79,7 @@ return held and 1 or 0",
 };
 
 /// Key: the marker. Argument: the claim's token. Says whether the claim still stood.
-pub(super) const RELEASE: Script = Script {
+pub(crate) const RELEASE: Script = Script {
     text: "#!lua flags=allow-oom
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])",

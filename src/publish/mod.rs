@@ -38,6 +38,7 @@ pub use delayed::{Delayed, DraftDelayed};
 use ensure::StreamKeys;
 pub(crate) use ensure::{Role, Subject, ensure, restore};
 pub use forwarder::{Forwarder, Forwarding, Source};
+pub(crate) use idempotency::RELEASE;
 pub use idempotency::{Claim, Completion, Idempotency, Sight};
 pub use json::{As, MessageType};
 pub use message::{Draft, DraftOnce, Outgoing};

@@ -11,7 +11,7 @@ use std::{
 use redis::Value;
 
 use crate::{
-    AckDelete, Result, StreamId, clock,
+    AckDelete, Result, StreamId, TrimReason, clock,
     consume::RETRIES,
     error::{Error, ErrorKind},
     fence::Fence,
@@ -26,10 +26,11 @@ use crate::{
 use super::{
     birth::{Mark, is_gone, mark_field},
     hand::Hand,
-    low_water::{Low, low_water},
+    low_water::{Low, low_water, readers},
     plan::{GroupPlan, Source},
     scripts::{KEEP, LIVE, MARK, PRUNE},
     take::{Taken, shown, take_over},
+    trim::{How, Leave, has_holes, trim},
 };
 
 /// How often it looks who lives, and writes down how far the group is.
@@ -256,9 +257,17 @@ impl Keeper {
         let plan = Arc::clone(&self.plan);
         self.undeleted.insert(n); // until nothing is left to be deleted
         let of = (&*plan.topic, n, stream);
-        let low = match low_water(self.connection()?, &plan.names, of, plan.timeout) {
+        let strangers = BTreeSet::new();
+        let all = readers(
+            self.connection()?,
+            &plan.names,
+            of,
+            &strangers,
+            plan.timeout,
+        );
+        let low = match all {
             Err(e) if e.keeps_connection() => Low::Unknown(e.to_string()),
-            low => low?,
+            all => low_water(&all?),
         };
         let low = match low {
             Low::At(low) => low,
@@ -282,22 +291,41 @@ impl Keeper {
         if delivered.is_none_or(|delivered| low >= delivered) {
             self.undeleted.remove(&n);
         }
-        let mut trim = redis::cmd("XTRIM");
-        trim.arg(stream)
-            .arg("MINID")
-            .arg("=")
-            .arg(low.next().to_string());
-        if self.looks_at_groups {
+        let n_deleted = match self.delete_upto(stream, low.next()) {
+            Err(e) if e.keeps_connection() && is_gone(&e) => 0,
+            done => done?,
+        };
+        if n_deleted > 0 {
+            let trims = plan.trims.of(&plan.topic, n);
+            trims.add(TrimReason::Ack, n_deleted);
+        }
+        Ok(())
+    }
+
+    /// Deletes what lies before `id`, and says how many entries that were.
+    fn delete_upto(&mut self, stream: &[u8], id: StreamId) -> Result<u64> {
+        let timeout = self.plan.timeout;
+        if self.looks_at_groups && !has_holes(self.connection()?, stream, id, timeout)? {
             // From Redis 8.2 on the server itself leaves alone what a group has not acknowledged by then.
-            let mut careful = trim.clone();
-            match self.ask(careful.arg("ACKED")) {
+            let mut careful = redis::cmd("XTRIM");
+            careful
+                .arg(stream)
+                .arg("MINID")
+                .arg("=")
+                .arg(id.to_string());
+            match self.connection()?.ask(careful.arg("ACKED"), timeout) {
                 Err(e) if e.keeps_connection() && e.server_code() == Some("ERR") => {
                     self.looks_at_groups = false;
                 }
-                done => return done.map(drop),
+                done => return done,
             }
         }
-        self.ask(&trim).map(drop)
+        let exact = true;
+        let how = How { exact, timeout };
+        let interrupt = Arc::clone(&self.interrupt);
+        let mut goes_on = || interrupt.bits() & STOP == 0;
+        let leave = Leave::From(id);
+        trim(self.connection()?, stream, leave, how, &mut goes_on)
     }
 
     /// Looks who lives; whether that has changed.

@@ -14,6 +14,7 @@ use crate::{
         script::{Form, Script},
     },
     ownership::Lease,
+    trims::AllTrims,
     wire::Keys,
 };
 
@@ -62,6 +63,8 @@ pub(crate) struct GroupPlan {
     pub(crate) names: Keys,
     /// How long one question may take.
     pub(crate) timeout: Duration,
+    /// What was deleted here.
+    pub(crate) trims: Arc<AllTrims>,
 }
 
 /// The keys of a consumer beside the streams of its topic.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use super::{Consumers, Streams};
 use crate::{
-    Health, Ownership, PartitionStatus, Settings,
+    Health, Ownership, PartitionStatus, Settings, Trimmed,
     consumer::Running,
     net::{Gate, Target},
     observe::{Sampled, Sampler, SamplerTerms, Subject, evaluate},
@@ -53,6 +53,13 @@ impl Streams {
     pub fn published(&self) -> Vec<PublishStatus> {
         let published = self.inner.published.lock();
         published.iter().map(|(topic, c)| c.status(topic)).collect()
+    }
+
+    /// What was deleted by this process since it began, by topic and partition: by the background trimmer
+    /// (`BackgroundTrimIntervalSeconds`) and under [`AckDelete`](crate::AckDelete). What publishing trims to `MaxLen` is
+    /// not among it, since servers do not tell.
+    pub fn trimmed(&self) -> Vec<Trimmed> {
+        self.inner.trims.snapshot()
     }
 
     /// A snapshot of every partition of every consumer that was started here and still has a handle.

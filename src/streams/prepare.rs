@@ -55,6 +55,11 @@ impl Streams {
         let of_topic = inner.settings.topic(&topic);
         let partitions = inner.topics.partitions(&topic, &of_topic);
         inner.delays.watch(&topic, &of_topic, &partitions);
+        inner.retention.watch(&topic, &of_topic, &partitions);
+        let letters = settings.dead_letters_max_age;
+        inner
+            .retention
+            .watch_letters((&topic, &consumer), letters, &partitions);
         let mut store = PositionStore::new(&inner.keys, &topic, &consumer, inner.instance);
         let claims = self.claims(&settings, &consumer);
         let group = settings
@@ -190,6 +195,7 @@ impl Streams {
             topic: c.topic.as_str().into(),
             names: inner.keys.clone(),
             timeout: self.connect_timeout(),
+            trims: Arc::clone(&inner.trims),
         })
     }
 

@@ -83,7 +83,7 @@ impl Delays {
         }
     }
 
-    pub(in crate::publish) fn token(&self) -> &str {
+    pub(crate) fn token(&self) -> &str {
         &self.shared.token
     }
 
