@@ -48,6 +48,7 @@ mod refusals;
 mod registers;
 mod replaying;
 mod resets;
+mod retention;
 mod routing;
 mod shapes;
 mod sharing;
