@@ -381,9 +381,9 @@ mod trims;
 mod wire;
 
 pub use admin::{
-    Admin, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview, PartitionTrim, Pending,
-    Replay, ReplayTo, Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session,
-    TrimTo, TrimTopic,
+    Admin, ConsumerProgress, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview,
+    PartitionProgress, PartitionTrim, Pending, ProgressState, Replay, ReplayTo, Replayed,
+    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session, TrimTo, TrimTopic,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};

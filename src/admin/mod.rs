@@ -3,6 +3,7 @@
 mod dead_letters;
 mod ownership;
 mod preview;
+mod progress;
 mod regroup;
 mod replay;
 mod reset;
@@ -21,6 +22,7 @@ use crate::{
 
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
+pub use progress::{ConsumerProgress, PartitionProgress, ProgressState};
 pub use regroup::Pending;
 pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};

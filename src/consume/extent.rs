@@ -40,6 +40,21 @@ impl Extent {
         self.added - self.removed
     }
 
+    /// How many entries lie behind this one, before which, and with it, so many were added; `None` where that cannot be
+    /// told, as where entries were deleted from the middle.
+    pub(crate) fn behind(&self, id: StreamId, ordinal: Option<u64>) -> Option<u64> {
+        let at_the_end = id >= self.newest.unwrap_or(self.last);
+        let Some(first) = self.first.filter(|_| !at_the_end) else {
+            return Some(0);
+        };
+        if id < first {
+            return Some(self.length());
+        }
+        // The first one is not behind it, and the last one is: a count that says otherwise is of another stream.
+        let behind = self.added.checked_sub(ordinal?)?;
+        (1..self.length()).contains(&behind).then_some(behind)
+    }
+
     /// Reads one whole answer; `None` where there is no stream. What is not known is stepped over, in
     /// whatever order it comes.
     ///

@@ -53,7 +53,7 @@ pub enum Standing {
 }
 
 /// An instance of a consumer.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[non_exhaustive]
 pub struct Member {
     /// Its id, as claims and positions name it; all zeros when its claim names none.

@@ -7,6 +7,7 @@ mod consumers;
 mod demo;
 mod help;
 mod letters;
+mod progress;
 mod publishing;
 mod refusals;
 mod support;

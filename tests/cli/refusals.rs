@@ -11,6 +11,8 @@ const ASKING: &[&[&str]] = &[
     &["publish", "t", "--type", "T", "body"],
     &["doctor"],
     &["bench"],
+    &["status", "t", "c"],
+    &["watch", "t", "c", "--times", "1"],
     &["ownership", "t", "c"],
     &["reset", "t", "c", "--to", "end"],
     &["dead-letters", "list", "t", "c"],

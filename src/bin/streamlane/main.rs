@@ -18,8 +18,10 @@ mod ownership;
 mod place;
 mod publish;
 mod reset;
+mod status;
 mod stderr;
 mod text;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -50,6 +52,8 @@ pub(crate) struct Cli {
 enum Command {
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
+    Status(status::Status),
+    Watch(watch::Watch),
     Publish(publish::Publish),
     Ownership(ownership::Ownership),
     Reset(reset::Reset),
@@ -88,6 +92,8 @@ fn run(command: &Command, global: &Global) -> Result {
         Command::Demo(demo) => demo.run().map(End::well).map_err(Failure::Failed),
         Command::Doctor(doctor) => doctor.run(global),
         Command::Bench(bench) => bench.run(global),
+        Command::Status(status) => status.run(global),
+        Command::Watch(watch) => watch.run(global),
         Command::Publish(publish) => publish.run(global),
         Command::Ownership(ownership) => ownership.run(global),
         Command::Reset(reset) => reset.run(global),
