@@ -436,6 +436,7 @@ mod tests {
             last: id(to.max(from - 1)),
             added: to,
             removed: if is_empty { to } else { from - 1 },
+            deleted: None,
         }
     }
 

@@ -40,8 +40,11 @@ impl Extent {
         self.added - self.removed
     }
 
-    /// How many entries lie behind this one, before which, and with it, so many were added; `None` where that cannot be
-    /// told, as where entries were deleted from the middle.
+    /// How many entries lie behind this one, before which, and with it, so many were added; `None` where that
+    /// cannot be told.
+    ///
+    /// The server counts what it ever added. Trimming takes from the front, so that all that was added behind the
+    /// place is still there; what was deleted from the middle is not, and how many those are nobody knows.
     pub(crate) fn behind(&self, id: StreamId, ordinal: Option<u64>) -> Option<u64> {
         let at_the_end = id >= self.newest.unwrap_or(self.last);
         let Some(first) = self.first.filter(|_| !at_the_end) else {
@@ -49,6 +52,9 @@ impl Extent {
         };
         if id < first {
             return Some(self.length());
+        }
+        if self.deleted.is_some_and(|deleted| deleted > id) {
+            return None;
         }
         // The first one is not behind it, and the last one is: a count that says otherwise is of another stream.
         let behind = self.added.checked_sub(ordinal?)?;

@@ -36,26 +36,6 @@ pub(super) struct Anchor {
     read: Option<u64>,
 }
 
-/// How many entries lie behind this one, before which, and with it, so many were added; `None` where that
-/// cannot be told.
-///
-/// The server counts what it ever added. Trimming takes from the front, so that all that was added behind the
-/// place is still there; what was deleted from the middle is not, and how many those are nobody knows.
-pub(super) fn behind(stream: &Extent, id: StreamId, ordinal: Option<u64>) -> Option<u64> {
-    let Some(first) = stream.first.filter(|_| !is_at_the_end(stream, id)) else {
-        return Some(0);
-    };
-    if id < first {
-        return Some(stream.length());
-    }
-    if stream.deleted.is_some_and(|deleted| deleted > id) {
-        return None;
-    }
-    // The first one is not behind it, and the last one is: a count that says otherwise is of another stream.
-    let behind = stream.added.checked_sub(ordinal?)?;
-    (1..stream.length()).contains(&behind).then_some(behind)
-}
-
 fn is_at_the_end(stream: &Extent, id: StreamId) -> bool {
     id >= stream.newest.unwrap_or(stream.last)
 }
@@ -94,7 +74,7 @@ fn grown(stream: &Extent, group: &Group, last: Option<&Anchor>) -> Option<u64> {
 impl Anchor {
     /// How many entries lie behind it.
     pub(super) fn unread(&self, stream: &Extent) -> Option<u64> {
-        behind(stream, self.id, Some(self.ordinal))
+        stream.behind(self.id, Some(self.ordinal))
     }
 }
 

@@ -71,7 +71,7 @@ fn what_lies_behind_a_place_is_counted_or_not_known() {
     ];
     for (stream, at, ordinal, want) in rows {
         assert_eq!(
-            behind(&stream, id(at), ordinal),
+            stream.behind(id(at), ordinal),
             want,
             "{at} {ordinal:?} {stream:?}"
         );

@@ -187,9 +187,9 @@ impl State {
         let stream = stream.unwrap_or_default();
         self.anchor = group.and_then(|g| sample::anchor(&stream, &g, self.anchor.as_ref()));
         let lag = match (place, self.anchor, group) {
-            (Some((id, ordinal)), ..) => sample::behind(&stream, id, ordinal),
+            (Some((id, ordinal)), ..) => stream.behind(id, ordinal),
             (None, Some(anchor), _) => anchor.unread(&stream),
-            (None, None, Some(group)) => sample::behind(&stream, group.delivered, None),
+            (None, None, Some(group)) => stream.behind(group.delivered, None),
             // of nobody there is nothing behind
             (None, None, None) => (stream.length() == 0).then_some(0),
         };
