@@ -44,7 +44,7 @@
 //! - [`Streams::ownership`] tells how instances share the partitions.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
 //! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it. It looks after
-//!   [dead letters](#dead-letters), too.
+//!   [dead letters](#dead-letters) and topics, too.
 //!
 //! # The error contract
 //!
@@ -381,9 +381,10 @@ mod trims;
 mod wire;
 
 pub use admin::{
-    Admin, ConsumerProgress, DeadLetter, DeadLetterPage, DeadLetters, PartitionPreview,
-    PartitionProgress, PartitionTrim, Pending, ProgressState, Replay, ReplayTo, Replayed,
-    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session, TrimTo, TrimTopic,
+    Admin, ConsumerProgress, DeadLetter, DeadLetterPage, DeadLetters, DeletePreview, DeleteTopic,
+    PartitionDescription, PartitionPreview, PartitionProgress, PartitionTrim, Pending,
+    ProgressState, Replay, ReplayTo, Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview,
+    ResetTo, Session, TopicConsumer, TopicDescription, TopicPage, TrimTo, TrimTopic,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};
@@ -413,6 +414,12 @@ pub use settings::{
 pub use streams::Streams;
 pub use trims::{TrimReason, Trimmed};
 pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};
+#[doc(hidden)]
+pub use wire::{keys_of, keys_table};
+
+#[cfg(doc)]
+#[doc = include_str!("docs/keys.md")]
+pub mod keys {}
 
 #[cfg(doc)]
 #[doc = include_str!("docs/performance.md")]

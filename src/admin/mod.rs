@@ -1,6 +1,9 @@
 //! What an operator does from outside: to look at a consumer that may run anywhere, and to move it.
 
 mod dead_letters;
+mod delete;
+mod groups;
+mod layout;
 mod ownership;
 mod preview;
 mod progress;
@@ -9,6 +12,8 @@ mod replay;
 mod reset;
 mod session;
 mod stream;
+mod sweep;
+mod topics;
 mod trim;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -21,12 +26,14 @@ use crate::{
 };
 
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
+pub use delete::{DeletePreview, DeleteTopic};
 pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
 pub use progress::{ConsumerProgress, PartitionProgress, ProgressState};
 pub use regroup::Pending;
 pub use replay::{Replay, ReplayTo, Replayed};
 pub use reset::{Reset, ResetTo};
 pub use session::Session;
+pub use topics::{PartitionDescription, TopicConsumer, TopicDescription, TopicPage};
 pub use trim::{PartitionTrim, TrimTo, TrimTopic};
 
 /// Looks at and moves consumers, which may run in this process, elsewhere or not at all.

@@ -30,6 +30,8 @@ pub(crate) enum Role<'a> {
     Publisher,
     /// The one of this name. It takes what it finds.
     Consumer(&'a str),
+    /// Somebody who looks after it, and takes what there is.
+    Operator,
 }
 
 /// Key: the topic's metadata. Argument: a number of partitions. Records it unless there are as many: two
@@ -223,7 +225,7 @@ fn raise(connection: &mut Connection, topic: Subject<'_>, n: u32, by: Deadline) 
 
 /// One more than the highest partition of which there is something: its stream, or a position or a claim
 /// of the consumer. `None` when there is nothing, as of a topic that never was.
-fn survey(
+pub(crate) fn survey(
     connection: &mut Connection,
     topic: Subject<'_>,
     role: Role<'_>,

@@ -21,6 +21,7 @@ mod partitions;
 mod payload;
 mod plan;
 mod publisher;
+mod registry;
 mod state_store;
 mod transaction;
 mod unread;
@@ -36,7 +37,7 @@ pub(crate) use counts::{AllCounts, PublishCounts};
 pub use dedicated::DedicatedPublisher;
 pub use delayed::{Delayed, DraftDelayed};
 use ensure::StreamKeys;
-pub(crate) use ensure::{Role, Subject, ensure, restore};
+pub(crate) use ensure::{Role, Subject, ensure, restore, survey};
 pub use forwarder::{Forwarder, Forwarding, Source};
 pub(crate) use idempotency::RELEASE;
 pub use idempotency::{Claim, Completion, Idempotency, Sight};
@@ -47,7 +48,9 @@ pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};
 pub(crate) use partitions::{GROWN, Partitions};
 pub(crate) use plan::{PublishPlan, TraceHook};
 pub use publisher::Publisher;
+pub(crate) use registry::Registry;
 pub use state_store::{Append, StateEvent, StateStore};
+pub(crate) use unread::{Listed, escaped};
 use {counts::Count, encoder::Encoder, plan::Packing};
 
 #[cfg(all(test, not(loom)))]

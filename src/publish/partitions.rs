@@ -2,10 +2,14 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use crate::net::Interrupt;
+use super::registry::Registry;
+use crate::{
+    Result,
+    net::{Connection, Deadline, Interrupt},
+};
 
 /// Tells the watcher of topics that one has grown by the doing of this process.
 pub(crate) const GROWN: u32 = 1 << 1;
@@ -17,14 +21,37 @@ pub(crate) struct Partitions {
     /// 0 before anybody has looked.
     seen: AtomicU32,
     watcher: Arc<Interrupt>,
+    registry: Arc<Registry>,
+    /// Whether the topic was written down in the registry, or never can be.
+    listed: AtomicBool,
 }
 
 impl Partitions {
-    pub(crate) fn new(watcher: Arc<Interrupt>) -> Self {
+    pub(crate) fn new(watcher: Arc<Interrupt>, registry: Arc<Registry>) -> Self {
         Self {
             seen: AtomicU32::new(0),
             watcher,
+            registry,
+            listed: AtomicBool::new(false),
         }
+    }
+
+    /// Sees to it that the topic, of this name, is on the list of topics: once. Blocks for a round trip then.
+    ///
+    /// # Errors
+    ///
+    /// The connection is of no use any more.
+    pub(crate) fn list(&self, c: &mut Connection, topic: &str, by: Deadline) -> Result<()> {
+        if !self.listed.load(Ordering::Relaxed) && self.registry.list(c, topic, by)? {
+            self.listed.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// As [`list`](Self::list), again: what was written down may be gone.
+    pub(crate) fn list_again(&self, c: &mut Connection, topic: &str, by: Deadline) -> Result<()> {
+        self.listed.store(false, Ordering::Relaxed);
+        self.list(c, topic, by)
     }
 
     /// The number as last seen; 0 before that. One load: cheap enough to ask for every message.
@@ -55,7 +82,7 @@ mod tests {
     #[test]
     fn a_count_only_grows_and_growth_calls_the_watcher() {
         let watcher = Arc::<Interrupt>::default();
-        let p = Partitions::new(Arc::clone(&watcher));
+        let p = Partitions::new(Arc::clone(&watcher), Arc::default());
         p.learn(4);
         assert_eq!((p.seen(), watcher.bits()), (4, 0), "no news to anybody");
         p.learn(4);

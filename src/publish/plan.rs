@@ -184,7 +184,10 @@ impl PublishPlan {
         c: &mut Connection,
         by: Deadline,
     ) -> Result<Arc<Encoder>> {
-        let streams = ensure(c, self.subject(), Role::Publisher, by);
+        let streams = ensure(c, self.subject(), Role::Publisher, by).and_then(|streams| {
+            self.partitions.list(c, &self.topic, by)?;
+            Ok(streams)
+        });
         let streams = streams.map_err(|e| e.with_outcome(Outcome::NotApplied))?;
         self.partitions.learn(streams.len() as u32);
         Ok(Arc::new(Encoder::new(self, streams)))

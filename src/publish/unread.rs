@@ -32,7 +32,7 @@ pub(super) fn tell(
     let told = last_entries(connection, topic, partitions.clone(), by).and_then(|last| {
         let read = match role {
             Role::Publisher => None,
-            Role::Consumer(_) => positions(connection, topic, &partitions, by)?,
+            Role::Consumer(_) | Role::Operator => positions(connection, topic, &partitions, by)?,
         };
         Ok((last, read))
     });
@@ -134,7 +134,7 @@ fn positions(
 }
 
 /// A text that is to be found as it is.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
@@ -146,7 +146,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Partitions as people read them.
-struct Listed<'a>(&'a [u32]);
+pub(crate) struct Listed<'a>(pub(crate) &'a [u32]);
 
 impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

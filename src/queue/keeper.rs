@@ -582,7 +582,7 @@ pub(crate) fn member_of(claimant: &Claimant) -> String {
 }
 
 /// Whether a member's name is one of those that this library gives: those have a presence of their own.
-fn is_ours(name: &str) -> bool {
+pub(crate) fn is_ours(name: &str) -> bool {
     let incarnation = name.rsplit_once('#').map(|(_, i)| i);
     incarnation.is_some_and(|i| i.len() == 8 && i.bytes().all(|b| b.is_ascii_hexdigit()))
 }

@@ -70,6 +70,7 @@ impl Streams {
         let starts = self.when_ready(|c| {
             let streams = self.ensure(c, &settings, &consumer)?;
             let timeout = self.connect_timeout();
+            partitions.list(c, &topic, Deadline::after(timeout))?;
             let keeps = Keeps::of(settings.delivery, settings.persist, settings.ack_delete);
             register(c, &inner.keys, (&topic, &consumer), keeps, timeout)?;
             match &group {

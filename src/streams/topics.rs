@@ -19,7 +19,7 @@ use crate::{
     consumer::Running,
     error::{Error, ErrorKind},
     net::{Connection, Deadline, Inbox, Interrupt, STOP, Target, resp},
-    publish::{GROWN, Partitions, Subject, restore},
+    publish::{GROWN, Partitions, Registry, Subject, restore},
     quiet::{HeldBack, Quiet},
     wire::{
         Keys,
@@ -48,6 +48,7 @@ pub(super) struct Watch {
 struct Shared {
     watch: Watch,
     interrupt: Arc<Interrupt>,
+    registry: Arc<Registry>,
     topics: Mutex<BTreeMap<String, Arc<Topic>>>,
 }
 
@@ -63,6 +64,7 @@ impl Topics {
     pub(super) fn new(watch: Watch) -> Self {
         Self {
             shared: Arc::new(Shared {
+                registry: Arc::new(Registry::new(&watch.keys)),
                 watch,
                 interrupt: Arc::default(),
                 topics: Mutex::default(),
@@ -79,7 +81,9 @@ impl Topics {
             if let Some(p) = topics.get(name).and_then(|t| t.partitions.upgrade()) {
                 return p;
             }
-            let partitions = Arc::new(Partitions::new(Arc::clone(&shared.interrupt)));
+            let (watcher, registry) = (&shared.interrupt, &shared.registry);
+            let partitions = Partitions::new(Arc::clone(watcher), Arc::clone(registry));
+            let partitions = Arc::new(partitions);
             let topic = Topic {
                 name: name.to_owned(),
                 meta: shared.watch.keys.topic_meta(name),
@@ -242,6 +246,7 @@ impl Watcher {
             };
             let n = restore(connection, subject, partitions.seen(), by)?;
             note(topic, partitions, n);
+            partitions.list_again(connection, &topic.name, by)?;
         }
         refused.map_or(Ok(()), Err)
     }

@@ -157,6 +157,12 @@ impl Keys {
         format!("{}{{{topic}}}:state:{name}", self.prefix)
     }
 
+    /// The names of all topics: a sorted set, in which all have the score 0. The only key that belongs to no
+    /// topic.
+    pub(crate) fn topics(&self) -> String {
+        format!("{}topics", self.prefix)
+    }
+
     /// The hash of a topic's metadata.
     pub(crate) fn topic_meta(&self, topic: &str) -> String {
         format!("{}m:{{{topic}}}", self.prefix)
@@ -264,6 +270,7 @@ mod tests {
             "re:ri:{orders}:billing"
         );
         assert_eq!(keys.topic_meta("orders"), "re:m:{orders}");
+        assert_eq!(keys.topics(), "re:topics");
         assert_eq!(keys.dedupe("bets"), "re:dedupe:{bets}:");
         assert_eq!(keys.once("orders"), "re:once:{orders}:");
         let spread = keys.stream("orders", 3, false);

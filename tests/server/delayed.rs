@@ -752,7 +752,7 @@ fn what_is_wrong_with_one_topic_is_no_matter_of_the_others() {
 #[test]
 fn a_user_without_the_rights_is_told_when_it_matters() {
     let server = server();
-    let acl = "on >x ~re:s:* ~re:m:* ~re:p:* ~re:o:* ~re:e:* +@all";
+    let acl = "on >x ~re:topics ~re:s:* ~re:m:* ~re:p:* ~re:o:* ~re:e:* +@all";
     let mut setuser = vec!["ACL", "SETUSER", "poor"];
     setuser.extend(acl.split(' '));
     assert_eq!(text(&server, &setuser), "OK");
