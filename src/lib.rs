@@ -44,7 +44,7 @@
 //! - [`Streams::ownership`] tells how instances share the partitions.
 //! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
 //! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it. It looks after
-//!   [dead letters](#dead-letters) and topics, too.
+//!   [dead letters](#dead-letters) and topics, too, and reads entries and what is pending without being a consumer.
 //!
 //! # The error contract
 //!
@@ -382,9 +382,11 @@ mod wire;
 
 pub use admin::{
     Admin, ConsumerProgress, DeadLetter, DeadLetterPage, DeadLetters, DeletePreview, DeleteTopic,
-    PartitionDescription, PartitionPreview, PartitionProgress, PartitionTrim, Pending,
-    ProgressState, Replay, ReplayTo, Replayed, ReplayedAll, Reset, ResetDirection, ResetPreview,
-    ResetTo, Session, TopicConsumer, TopicDescription, TopicPage, TrimTo, TrimTopic,
+    Entries, EntryPage, GroupDescription, GroupMember, GroupPartition, PartitionDescription,
+    PartitionPreview, PartitionProgress, PartitionTrim, Pending, PendingMessage, PendingMessages,
+    PendingOrder, PendingPage, ProgressState, Replay, ReplayTo, Replayed, ReplayedAll, Reset,
+    ResetDirection, ResetPreview, ResetTo, Session, StoredEntry, TopicConsumer, TopicDescription,
+    TopicPage, TrimTo, TrimTopic,
 };
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};
 pub use consume::{Gap, GapCause};

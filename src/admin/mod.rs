@@ -2,9 +2,11 @@
 
 mod dead_letters;
 mod delete;
+mod entries;
 mod groups;
 mod layout;
 mod ownership;
+mod pending;
 mod preview;
 mod progress;
 mod regroup;
@@ -27,6 +29,11 @@ use crate::{
 
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use delete::{DeletePreview, DeleteTopic};
+pub use entries::{Entries, EntryPage, StoredEntry};
+pub use pending::{
+    GroupDescription, GroupMember, GroupPartition, PendingMessage, PendingMessages, PendingOrder,
+    PendingPage,
+};
 pub use preview::{PartitionPreview, ResetDirection, ResetPreview};
 pub use progress::{ConsumerProgress, PartitionProgress, ProgressState};
 pub use regroup::Pending;

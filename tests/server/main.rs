@@ -32,6 +32,7 @@ mod lease_life;
 mod lease_recipes;
 mod leases;
 mod lifecycle;
+mod looking;
 mod once;
 mod outage;
 mod outbox;
