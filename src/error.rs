@@ -39,6 +39,27 @@ pub enum ErrorKind {
     Handler,
 }
 
+impl ErrorKind {
+    /// As it is written here, for counters.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Config => "Config",
+            Self::Argument => "Argument",
+            Self::Connect => "Connect",
+            Self::Io => "Io",
+            Self::Timeout => "Timeout",
+            Self::Server => "Server",
+            Self::Protocol => "Protocol",
+            Self::Malformed => "Malformed",
+            Self::PayloadMissing => "PayloadMissing",
+            Self::TooLarge => "TooLarge",
+            Self::Full => "Full",
+            Self::Stopped => "Stopped",
+            Self::Handler => "Handler",
+        }
+    }
+}
+
 /// Whether a command that failed has changed anything on the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outcome {

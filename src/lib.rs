@@ -347,7 +347,7 @@
 //!
 //! # What it does not do (yet)
 //!
-//! Metrics, TLS and clusters are not in this version. Settings that would need them are refused rather than
+//! TLS and clusters are not in this version. Settings that would need them are refused rather than
 //! ignored.
 
 mod admin;
@@ -397,7 +397,10 @@ pub use handler::{
     TypedBatchHandler, TypedHandler, typed, typed_batch,
 };
 pub use monitor::LaneState;
-pub use observe::{Health, PartitionStatus, Rule, Status, evaluate};
+pub use observe::{
+    Health, Instrument, InstrumentKind, Metrics, PartitionStatus, Rule, Sample, Status, Value,
+    evaluate,
+};
 pub use ownership::{Member, Ownership, Standing};
 pub use position::Snapshot;
 pub use publish::{
@@ -430,6 +433,10 @@ pub mod performance {}
 #[cfg(doc)]
 #[doc = include_str!("docs/tool.md")]
 pub mod tool {}
+
+#[cfg(doc)]
+#[doc = include_str!("docs/metrics.md")]
+pub mod metrics {}
 
 /// The blocks of the README are compiled with the tests.
 #[cfg(doctest)]

@@ -1,11 +1,19 @@
 //! What a lane says about itself: atomics that it writes and anyone may read, without a lock and
 //! without an allocation on the way of a message.
 
+mod errors;
+mod histogram;
+mod letters;
+
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
 use crate::clock;
+
+pub(crate) use errors::{Counts, Errors, Remedy};
+pub(crate) use histogram::{BOUNDS, Bounds, Counted, Histogram, SIZES, TIMES};
+pub(crate) use letters::{LetterCounts, Letters};
 
 /// What a lane is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -47,6 +55,17 @@ impl LaneState {
     ];
 }
 
+/// What the threads of a consumer count together, where that is not on the way of a message.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub(crate) errors: Errors,
+    /// Attempts at storing positions that failed.
+    pub(crate) flush_failures: AtomicU64,
+    /// How long handler calls had to wait for one another (`MaxInFlight`), in ns; those that had not to are not
+    /// in it.
+    pub(crate) held_up: Histogram,
+}
+
 /// One lane's state and counters.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor {
@@ -61,6 +80,10 @@ pub(crate) struct Monitor {
     pub(crate) parked: AtomicU64,
     /// Messages that are to be handed over again out of their place.
     pub(crate) retried: AtomicU64,
+    /// Messages that were acknowledged, where a group keeps what is finished.
+    pub(crate) acked: AtomicU64,
+    /// Attempts at messages whose bodies are not where they were kept.
+    pub(crate) payload_missing: AtomicU64,
     /// Acknowledgements that were refused, since another had taken over.
     pub(crate) late: AtomicU64,
     pub(crate) failures: AtomicU64,
@@ -84,6 +107,10 @@ pub(crate) struct Monitor {
     caught_up_ms: AtomicU64,
     /// How many calls in a row failed on what is in hand.
     failed_calls: AtomicU32,
+    /// How long handing over took at a stretch, in ns.
+    pub(crate) durations: Histogram,
+    /// How many messages were handed over at a stretch.
+    pub(crate) sizes: Histogram,
 }
 
 impl Monitor {

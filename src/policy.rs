@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::{Action, OnError};
+use crate::{Action, OnError, monitor::Remedy};
 
 /// A failed handler call.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +57,20 @@ pub(crate) enum Then {
     StopPartition,
     /// End every consumer and report the error.
     Fail,
+}
+
+impl Then {
+    /// What a failure that leads to this is counted under.
+    pub(crate) fn remedy(self) -> Remedy {
+        match self {
+            Self::GoOn => Remedy::BestEffort,
+            Self::Block => Remedy::Block,
+            Self::Retry(_) | Self::Later(..) => Remedy::Retry,
+            Self::TryAgain | Self::Park(_) => Remedy::Park,
+            Self::StopPartition => Remedy::StopPartition,
+            Self::Fail => Remedy::Fail,
+        }
+    }
 }
 
 pub(crate) fn decide(f: &Failed) -> Step {

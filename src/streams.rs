@@ -20,6 +20,7 @@ use crate::{
     backoff::jittered,
     clock,
     consumer::Running,
+    monitor::Letters,
     net::{self, Connection, Deadline, Target},
     observe::Sampler,
     publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, TraceHook},
@@ -74,6 +75,8 @@ struct Inner {
     published: Arc<AllCounts>,
     /// One queue for each topic.
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
+    /// What was done with dead letters.
+    letters: Arc<Letters>,
     trace: TraceHook,
     end: Mutex<End>,
     ended: Condvar,
@@ -162,6 +165,7 @@ impl Streams {
             target,
             consumers,
             buffered: Mutex::default(),
+            letters: Arc::default(),
             trace: TraceHook::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
@@ -331,6 +335,7 @@ impl Streams {
             inner.settings.clone(),
             client_name(&["streams-admin", &inner.pod]),
             Arc::clone(&inner.trims),
+            Arc::clone(&inner.letters),
         )
     }
 
@@ -511,13 +516,17 @@ impl fmt::Debug for Streams {
 pub(crate) struct WeakStreams(Weak<Inner>);
 
 impl WeakStreams {
+    fn upgrade(&self) -> Option<Streams> {
+        let inner = self.0.upgrade()?;
+        Some(Streams { inner })
+    }
+
     /// Ends everything with this error. Called on a lane, so it waits for nothing.
     pub(crate) fn fail(&self, error: Error) {
         log::error!("stopping every consumer: {error}");
-        let Some(inner) = self.0.upgrade() else {
+        let Some(streams) = self.upgrade() else {
             return;
         };
-        let streams = Streams { inner };
         streams.running().iter().for_each(|c| c.signal_stop());
         let mut end = streams.inner.end.lock();
         end.stopped = true;

@@ -404,7 +404,7 @@ impl DeadLetters {
         };
         self.refuse_spread()?;
         let mut walk = self.walk("replay a dead letter", Some(id))?;
-        self.replay_one(&mut walk.connection, &letter, to)
+        self.replay_counted(&mut walk.connection, &letter, to)
     }
 
     /// Replays all that are wanted and there now, as [`replay`](Self::replay) does, and no more than so many
@@ -430,7 +430,7 @@ impl DeadLetters {
                 continue;
             }
             pause.sleep(due.saturating_duration_since(clock::now()), 0);
-            match self.replay_one(&mut walk.connection, &letter, to)? {
+            match self.replay_counted(&mut walk.connection, &letter, to)? {
                 Replay::Replayed(_) => {
                     done.replayed += 1;
                     due = clock::now().max(due) + apart;
@@ -566,7 +566,10 @@ impl Walk<'_> {
         }
         let mut letters = redis::cmd("XDEL");
         letters.arg(&*self.key).arg(&ids);
-        let n = self.ask(&letters)?;
+        let n: u64 = self.ask(&letters)?;
+        if n > 0 {
+            self.letters.count_done(|counts| counts.deleted += n);
+        }
         let mut marks = redis::cmd("HDEL");
         marks.arg(&*self.marks).arg(&ids);
         let _: u64 = self.ask(&marks)?;

@@ -22,6 +22,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Result, Settings,
+    monitor::Letters,
     net::{Connection, Deadline, Target},
     trims::AllTrims,
     wire::Keys,
@@ -58,6 +59,8 @@ struct Shared {
     settings: Settings,
     client_name: String,
     trims: Arc<AllTrims>,
+    /// What was done with dead letters.
+    counts: Arc<Letters>,
 }
 
 /// How long a call may take unless it is told otherwise.
@@ -70,6 +73,7 @@ impl Admin {
         settings: Settings,
         client_name: String,
         trims: Arc<AllTrims>,
+        counts: Arc<Letters>,
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -78,6 +82,7 @@ impl Admin {
                 settings,
                 client_name,
                 trims,
+                counts,
             }),
         }
     }

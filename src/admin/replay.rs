@@ -5,6 +5,7 @@ use std::{borrow::Cow, time::SystemTime};
 use crate::{
     Result, StreamId, clock,
     error::{Error, ErrorKind},
+    monitor::LetterCounts,
     net::{
         Connection,
         script::{Script, by_hash_first},
@@ -123,7 +124,30 @@ impl DeadLetters {
         }
     }
 
-    pub(super) fn replay_one(
+    /// Takes what was done into the counters of this process.
+    pub(super) fn count_done(&self, change: impl FnOnce(&mut LetterCounts)) {
+        let counts = &self.shared.counts;
+        counts.count(&self.topic, &self.consumer, change);
+    }
+
+    pub(super) fn replay_counted(
+        &self,
+        connection: &mut Connection,
+        letter: &DeadLetter,
+        to: ReplayTo,
+    ) -> Result<Replay> {
+        let done = self.replay_one(connection, letter, to);
+        match done {
+            Ok(Replay::Replayed(_)) => self.count_done(|counts| counts.replayed += 1),
+            Ok(Replay::Before(_) | Replay::Gone) => {}
+            Ok(Replay::Malformed | Replay::PayloadMissing) | Err(_) => {
+                self.count_done(|counts| counts.not_replayed += 1);
+            }
+        }
+        done
+    }
+
+    fn replay_one(
         &self,
         connection: &mut Connection,
         letter: &DeadLetter,

@@ -16,7 +16,7 @@ use crate::{
     batch::{Body, Record},
     clock,
     error::{Error, ErrorKind},
-    monitor::count,
+    monitor::{Remedy, TIMES, count},
     net::STOP,
     policy::{Failed, Step, Then, decide},
     quiet::HeldBack,
@@ -27,8 +27,10 @@ use super::{
     lane::{CALLED, Flow, LOST, Lane, LaneEnd, PAUSE},
     park::Failures,
     payloads::missing,
+    permits::Permit,
     progress::{Before, Progress},
     resets::RESET,
+    stretch::Stretch,
 };
 
 /// Of a pause that is shorter it is not worth telling anyone.
@@ -84,39 +86,38 @@ impl<P: Progress> Lane<P> {
         let total = self.reader.records().len();
         let mut start = 0;
         let mut attempts = Attempts::default();
+        self.stretch = Stretch::default();
         while start < total {
             let mut now_ms = match self.make_ready(start, attempts.made) {
                 Ok(now_ms) => now_ms,
                 Err(away) => return away,
             };
             if !self.progress.is_calm() {
+                self.stretch_ends(start);
                 match P::admit(self, start) {
                     Flow::On => {}
                     away => return away,
                 }
                 now_ms = clock::coarse_ms(); // that may have taken a while
             }
-            let permit = match &self.plan.permits {
-                None => None,
-                Some(permits) => {
-                    let permit = permits.take(&self.context.interrupt, CALLED | PAUSE);
-                    now_ms = clock::coarse_ms();
-                    if permit.is_none() || !self.plan.fence.holds_at(now_ms) {
-                        continue; // called away, or not ours any more after the wait
-                    }
-                    permit
-                }
+            let Some((permit, now_ms)) = self.permitted(start, now_ms) else {
+                continue; // called away, or not ours any more after the wait
             };
             attempts.made += 1;
             let before = self.progress.before(start);
             P::about(self, start, attempts.made);
             self.monitor.call_begins(now_ms);
+            self.stretches_from(start);
             let (result, called) = if self.is_hopeless(before) {
                 refused(start, before)
             } else {
                 self.call(start)
             };
             self.monitor.call_ends();
+            let handed = start + called.handed;
+            if result.is_err() || handed >= total || self.stretches_no_further() {
+                self.stretch_ends(handed);
+            }
             drop(permit);
             let bits = self.context.interrupt.bits();
             if bits & (RESET | LOST) != 0 || result.is_err() && !self.plan.fence.holds() {
@@ -125,7 +126,7 @@ impl<P: Progress> Lane<P> {
             }
             let flow = match result {
                 Ok(()) => {
-                    start += called.handed;
+                    start = handed;
                     count(&self.monitor.handled, called.handed as u64);
                     if attempts.made > 1 {
                         self.recovered(&attempts);
@@ -167,6 +168,8 @@ impl<P: Progress> Lane<P> {
                     });
                     count(&self.monitor.failures, 1);
                     self.monitor.calls_failed(attempts.made);
+                    let errors = &self.plan.meters.errors;
+                    errors.count(step.then.remedy(), failure.type_name());
                     count(&self.monitor.handled, done as u64);
                     count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
@@ -189,6 +192,7 @@ impl<P: Progress> Lane<P> {
     #[inline]
     fn make_ready(&mut self, start: usize, made: u32) -> Result<u64, Flow> {
         if self.reader.waits_for_body(start) || made > 0 && self.lacks_body(start) {
+            self.stretch_ends(start);
             match self.fetch(start) {
                 Flow::On => {}
                 away => return Err(away),
@@ -197,12 +201,39 @@ impl<P: Progress> Lane<P> {
         let now_ms = clock::coarse_ms();
         let called = self.context.interrupt.bits() & (CALLED | PAUSE) != 0;
         if called || !self.plan.fence.holds_at(now_ms) {
+            self.stretch_ends(start);
             match self.heed_signals() {
                 Flow::On => {}
                 away => return Err(away),
             }
         }
         Ok(now_ms)
+    }
+
+    /// The right to make a call, where that takes one, and the coarse time then. Waits for other calls to end.
+    #[inline]
+    fn permitted(&mut self, start: usize, now_ms: u64) -> Option<(Option<Permit>, u64)> {
+        let Some(permits) = &self.plan.permits else {
+            return Some((None, now_ms));
+        };
+        let permit = match permits.try_take() {
+            Some(permit) => permit,
+            None => self.wait_for_permit(start)?,
+        };
+        let now_ms = clock::coarse_ms();
+        let holds = self.plan.fence.holds_at(now_ms);
+        holds.then_some((Some(permit), now_ms))
+    }
+
+    #[cold]
+    fn wait_for_permit(&mut self, start: usize) -> Option<Permit> {
+        self.stretch_ends(start);
+        let permits = self.plan.permits.as_ref()?;
+        let since = clock::now();
+        let permit = permits.take(&self.context.interrupt, CALLED | PAUSE);
+        let waited = since.elapsed().as_nanos() as u64;
+        self.plan.meters.held_up.record_shared(&TIMES, waited);
+        permit
     }
 
     /// A call ended when a reset waited, or when the partition was another's: it was about what does not
@@ -213,6 +244,8 @@ impl<P: Progress> Lane<P> {
             return;
         };
         count(&self.monitor.failures, 1);
+        let errors = &self.plan.meters.errors;
+        errors.count(Remedy::Void, failure.type_name());
         count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
         let ids = Ids(&self.reader.records()[called.start..][..called.handed]);
         let why = describe(&failure);
@@ -236,6 +269,7 @@ impl<P: Progress> Lane<P> {
         let records = &records[..progress.together(plan, start, records.len())];
         let (result, handed, done) = match handler {
             _ if records[0].kept == Body::Missing => {
+                count(&self.monitor.payload_missing, 1);
                 let message = Message::new(bytes, &records[0], context);
                 (Ok(Err(missing(&message))), 1, None)
             }

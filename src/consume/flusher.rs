@@ -4,13 +4,14 @@
 use std::{
     fmt,
     ops::Range,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use crate::{
     ConsumerSettings, Result, clock,
     error::{Error, ErrorKind},
+    monitor::Meters,
     net::{Connection, Inbox, Interrupt, Target},
     ownership::Lease,
     position::{Snapshot, Table},
@@ -50,6 +51,7 @@ pub(crate) struct Flusher {
     quiet: Quiet,
     quiet_polls: Quiet,
     quiet_fates: Quiet,
+    meters: Arc<Meters>,
     timeout: Duration,
 }
 
@@ -58,6 +60,7 @@ pub(crate) struct Kept {
     pub(crate) table: Arc<Table>,
     pub(crate) resets: Arc<Resets>,
     pub(crate) store: PositionStore,
+    pub(crate) meters: Arc<Meters>,
 }
 
 /// What a flusher does from time to time.
@@ -92,6 +95,7 @@ impl Flusher {
             table,
             resets,
             store,
+            meters,
         } = kept;
         Self {
             name,
@@ -110,6 +114,7 @@ impl Flusher {
             quiet: Quiet::default(),
             quiet_polls: Quiet::default(),
             quiet_fates: Quiet::default(),
+            meters,
             timeout,
             resets,
             table,
@@ -330,6 +335,7 @@ impl Flusher {
 
     /// The newest positions stay in the table and are written with the next flush that succeeds.
     fn failed(&mut self, e: &Error) {
+        self.meters.flush_failures.fetch_add(1, Ordering::Relaxed);
         if let Some(more) = self.quiet.permit() {
             self.announced.get_or_insert_with(clock::now);
             log::warn!(

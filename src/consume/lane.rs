@@ -15,7 +15,7 @@ use crate::{
     error::{Error, ErrorKind},
     fence::Fence,
     handler::panic_text,
-    monitor::{Monitor, count},
+    monitor::{Meters, Monitor, Remedy, count},
     net::{Inbox, Interrupt, STOP, Target},
     quiet::{HeldBack, Quiet},
 };
@@ -29,6 +29,7 @@ use super::{
     reader::{Brought, ReadPlan, Reader},
     resets::{RESET, Resets},
     store::PositionStore,
+    stretch::Stretch,
     watch::GapHook,
 };
 
@@ -66,6 +67,7 @@ pub(crate) struct Plan {
     pub(crate) out_of_place: bool,
     /// How many handler calls may run at once; `None`: one for each lane.
     pub(crate) permits: Option<Arc<Permits>>,
+    pub(crate) meters: Arc<Meters>,
     pub(crate) factory: HandlerFactory,
     pub(crate) on_start: Option<Arc<dyn Fn(u32) + Send + Sync>>,
     pub(crate) on_gap: Option<GapHook>,
@@ -106,6 +108,7 @@ pub(crate) struct Lane<P> {
     pub(crate) handler: Handler,
     pub(crate) context: Context,
     pub(crate) monitor: Arc<Monitor>,
+    pub(super) stretch: Stretch,
     pub(crate) quiet_failures: Quiet,
     pub(crate) quiet_skips: Quiet,
     pub(crate) quiet_parked: Quiet,
@@ -227,6 +230,7 @@ impl<P: Progress> Lane<P> {
                 in_order: plan.read.group.is_none(),
             },
             monitor: Arc::clone(&seat.monitor),
+            stretch: Stretch::default(),
             quiet_failures: Quiet::default(),
             quiet_skips: Quiet::default(),
             quiet_parked: Quiet::default(),
@@ -425,6 +429,8 @@ impl<P: Progress> Lane<P> {
             _ => LaneState::Refused,
         };
         self.monitor.enter(state, &e.to_string());
+        let errors = &self.plan.meters.errors;
+        errors.count(Remedy::Transport, e.kind().name());
         if let Some(more) = self.quiet_trouble.permit() {
             trouble.announced = true;
             log::error!(

@@ -20,6 +20,7 @@ mod seats;
 mod sizing;
 mod start;
 mod store;
+mod stretch;
 mod watch;
 
 pub(crate) use deliver::{Classify, Handler, HandlerFactory};

@@ -30,6 +30,16 @@ impl Permits {
         }
     }
 
+    /// A permit, if there is one now.
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Permit> {
+        let mut used = self.used.lock();
+        if *used >= self.most {
+            return None;
+        }
+        *used += 1;
+        Some(Permit(Arc::clone(self)))
+    }
+
     /// Waits for a permit. `None`, without one, as soon as one of the bits is set.
     pub(crate) fn take(self: &Arc<Self>, interrupt: &Interrupt, wake_on: u32) -> Option<Permit> {
         let mut used = self.used.lock();

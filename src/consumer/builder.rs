@@ -27,6 +27,7 @@ use crate::{
         Resets, Rhythm, Suspicion,
     },
     handler::DecodedBy,
+    monitor::Meters,
     position::Table,
     streams::Prepared,
 };
@@ -514,6 +515,7 @@ impl ConsumerBuilder<HasHandler> {
             name_guard,
         } = streams.prepare(&settings)?;
         let resets = Arc::new(Resets::default());
+        let meters = Arc::<Meters>::default();
         let plan = Plan {
             fence: claims.fence(),
             read: read_plan,
@@ -529,6 +531,7 @@ impl ConsumerBuilder<HasHandler> {
             permits: settings
                 .max_in_flight
                 .map(|calls| Arc::new(Permits::new(calls))),
+            meters: Arc::clone(&meters),
             factory: handler.0,
             on_start: on_lane_start,
             on_gap,
@@ -549,6 +552,10 @@ impl ConsumerBuilder<HasHandler> {
             claims,
             claiming: OnceLock::new(),
             awaited: Mutex::default(),
+            meters: Arc::clone(&meters),
+            max_in_flight: settings.max_in_flight,
+            max_partitions: settings.max_partitions,
+            share: (settings.partition_modulo, settings.partition_remainder),
             stalled: settings.stalled,
             hand_over_when_stalled: settings.hand_over_when_stalled,
             resets: Arc::clone(&resets),
@@ -586,6 +593,7 @@ impl ConsumerBuilder<HasHandler> {
                     table: Arc::clone(&running.table),
                     resets,
                     store,
+                    meters,
                 },
                 target,
                 flusher_name,

@@ -17,7 +17,7 @@ use super::FailHook;
 use crate::{
     Error, ErrorKind, LaneState, Result, clock,
     consume::{LOST, PAUSE, Plan, RETRIES, Seat, Seats},
-    monitor::Monitor,
+    monitor::{Counted, Monitor},
     net::STOP,
     observe::Sight,
     streams::WeakStreams,
@@ -79,6 +79,9 @@ pub(super) struct Totals {
     pub(super) handled: u64,
     pub(super) skipped: u64,
     pub(super) parked: u64,
+    pub(super) filtered: u64,
+    pub(super) durations: Counted,
+    pub(super) sizes: Counted,
 }
 
 impl Totals {
@@ -88,6 +91,9 @@ impl Totals {
             handled: self.handled + of(&m.handled),
             skipped: self.skipped + of(&m.skipped),
             parked: self.parked + of(&m.parked),
+            filtered: self.filtered + of(&m.filtered),
+            durations: self.durations.plus(m.durations.look()),
+            sizes: self.sizes.plus(m.sizes.look()),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod builder;
 mod lanes;
 mod running;
+mod seen;
 
 use std::{
     fmt,

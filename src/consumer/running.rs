@@ -24,6 +24,7 @@ use crate::{
         self, FLUSH, Flusher, LOST, LaneEnd, PAUSE, Plan, Positions, RETRIES, Resets, Rhythm, Seat,
         Stored,
     },
+    monitor::Meters,
     net::{Connection, Interrupt, STOP},
     observe::Subject,
     ownership::{self, Claims, Ownership},
@@ -76,6 +77,13 @@ pub(crate) struct Running {
     pub(super) claiming: OnceLock<Ended>,
     /// Partitions that were taken while their lane of before had not ended.
     pub(super) awaited: Mutex<BTreeSet<u32>>,
+    /// What its threads count together.
+    pub(super) meters: Arc<Meters>,
+    /// How many handler calls may run at once, and how many partitions may be taken, where that is limited.
+    pub(super) max_in_flight: Option<u32>,
+    pub(super) max_partitions: Option<u32>,
+    /// Of a consumer that takes only those partitions that leave a remainder when divided: both numbers.
+    pub(super) share: (u32, u32),
     /// From when on a handler that does not come back is stalled; zero: never.
     pub(super) stalled: Duration,
     pub(super) hand_over_when_stalled: bool,
@@ -447,6 +455,7 @@ impl Running {
                     handled,
                     skipped,
                     parked,
+                    ..
                 } = self.lanes.totals();
                 log::info!(
                     "{self}: stopped; handled {handled}, stepped over {skipped}, dead letters {parked}"

@@ -35,11 +35,15 @@ pub(super) struct Debts {
     doubtful: bool,
 }
 
-/// Acknowledgements that were refused, since the entries are not ours any more.
+/// What became of acknowledgements.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Late {
-    pub(super) many: u64,
-    pub(super) first: Option<StreamId>,
+pub(super) struct Settled {
+    /// How many entries are acknowledged.
+    pub(super) acked: u64,
+    /// How many were not ours any more.
+    pub(super) late: u64,
+    /// The first of those.
+    pub(super) first_late: Option<StreamId>,
 }
 
 impl Debts {
@@ -87,19 +91,25 @@ impl Debts {
         }
     }
 
-    /// Takes in what the server has answered. Says how many were not ours any more, and the first of them.
-    pub(super) fn settle(&mut self, answer: &[u8]) -> Result<Late> {
+    /// Takes in what the server has answered.
+    pub(super) fn settle(&mut self, answer: &[u8]) -> Result<Settled> {
         if answer.len() != self.asked || answer.iter().any(|b| !b"dxy".contains(b)) {
             let what = "the answer is none of the script's";
             return Err(Error::new(ErrorKind::Protocol, "acknowledge", what));
         }
         let known = answer.iter().position(|letter| *letter == b'x');
-        let mut found = Late {
-            many: answer.iter().filter(|letter| **letter != b'd').count() as u64,
-            first: known.map(|at| self.ids[at]),
+        let late = answer.iter().filter(|letter| **letter != b'd').count() as u64;
+        let mut found = Settled {
+            acked: self.asked as u64 - late,
+            late,
+            first_late: known.map(|at| self.ids[at]),
         };
         if std::mem::take(&mut self.doubtful) {
-            found = Late::default(); // they may be what we have acknowledged ourselves
+            // those that are not ours may be what we have acknowledged ourselves
+            found = Settled {
+                acked: self.asked as u64,
+                ..Settled::default()
+            };
         }
         self.ids.drain(..self.asked);
         self.asked = 0;
@@ -130,10 +140,10 @@ impl Group {
         let (Some(connection), key) = reader.connection_to() else {
             return Err(Error::new(ErrorKind::Io, "acknowledge", "not connected"));
         };
-        let late = progress.pay(connection, key, (commands, inbox), plan.read.slack);
-        let late = late.map_err(|e| e.on_key(key).at(plan.target.endpoint()))?;
+        let paid = progress.pay(connection, key, (commands, inbox), plan.read.slack);
+        let paid = paid.map_err(|e| e.on_key(key).at(plan.target.endpoint()))?;
         lane.progress.has_acked = true;
-        Self::tell_of_late(lane, late);
+        Self::heed_settled(lane, paid);
         Ok(())
     }
 
@@ -143,12 +153,13 @@ impl Group {
         stream: &[u8],
         (commands, inbox): (&mut Vec<u8>, &mut Inbox),
         timeout: Duration,
-    ) -> Result<Late> {
-        let mut all = Late::default();
+    ) -> Result<Settled> {
+        let mut all = Settled::default();
         while !self.debts.is_empty() {
-            let late = self.pay_some(connection, stream, (commands, inbox), timeout)?;
-            all.many += late.many;
-            all.first = all.first.or(late.first);
+            let some = self.pay_some(connection, stream, (commands, inbox), timeout)?;
+            all.acked += some.acked;
+            all.late += some.late;
+            all.first_late = all.first_late.or(some.first_late);
         }
         Ok(all)
     }
@@ -159,7 +170,7 @@ impl Group {
         stream: &[u8],
         (commands, inbox): (&mut Vec<u8>, &mut Inbox),
         timeout: Duration,
-    ) -> Result<Late> {
+    ) -> Result<Settled> {
         let Self {
             plan,
             source,
@@ -169,11 +180,11 @@ impl Group {
         let paid = by_hash_first(|form| {
             commands.clear();
             debts.render(plan, form, commands, (*source, stream));
-            let mut late = Ok(Late::default());
+            let mut settled = Ok(Settled::default());
             inbox.exchange(connection, commands, 1, timeout, |_, answer| {
-                late = debts.settle(answer);
+                settled = debts.settle(answer);
             })?;
-            late
+            settled
         });
         debts.unasked(
             paid.as_ref()
@@ -201,9 +212,10 @@ impl Group {
         }
     }
 
-    /// Acknowledgements came too late, and another has the entries, or had them.
-    pub(super) fn tell_of_late(lane: &mut Lane<Self>, late: Late) {
-        let Late { many, first } = late;
+    /// Counts acknowledgements. Where some came too late another has the entries, or had them, which is told.
+    pub(super) fn heed_settled(lane: &mut Lane<Self>, settled: Settled) {
+        count(&lane.monitor.acked, settled.acked);
+        let (many, first) = (settled.late, settled.first_late);
         if many == 0 {
             return;
         }

@@ -447,7 +447,7 @@ impl Progress for Group {
             progress.pay(&mut connection, reader.key(), (commands, inbox), timeout)
         });
         match paid {
-            Ok(late) => Self::tell_of_late(lane, late),
+            Ok(settled) => Self::heed_settled(lane, settled),
             Err(e) => log::warn!(
                 "{lane}: {owed} finished messages could not be acknowledged, and will be handled again: {e}"
             ),

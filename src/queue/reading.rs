@@ -13,7 +13,7 @@ use crate::{
 };
 
 use super::{
-    acks::Late,
+    acks::Settled,
     group::{Group, SUSPECT},
     plan::Source,
     scripts::ACK,
@@ -46,12 +46,12 @@ impl Group {
         } = lane;
         let was_given_before = reader.is_given_before();
         let before = usize::from(progress.debts.is_asked());
-        let (mut late, debts) = (Late::default(), &mut progress.debts);
+        let (mut settled, debts) = (Settled::default(), &mut progress.debts);
         let brought = reader.receive(before, None, |answer| {
-            late = debts.settle(answer)?;
+            settled = debts.settle(answer)?;
             Ok(())
         });
-        Self::tell_of_late(lane, late);
+        Self::heed_settled(lane, settled);
         match brought {
             Err(e) if before > 0 && e.operation() == "acknowledge" => {
                 lane.progress.debts.unasked(e.outcome());

@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    acks::Late,
+    acks::Settled,
     birth,
     group::{Group, Known},
     origin::Origin,
@@ -230,8 +230,12 @@ impl Group {
                             "{lane}: an answer was lost: a failed message has its successor, or is another's"
                         ),
                         Fate::Anothers => {
-                            let first = Some(lane.reader.records()[index].id);
-                            Self::tell_of_late(lane, Late { many: 1, first });
+                            let late = Settled {
+                                acked: 0,
+                                late: 1,
+                                first_late: Some(lane.reader.records()[index].id),
+                            };
+                            Self::heed_settled(lane, late);
                         }
                     }
                     return Flow::On;

@@ -1,13 +1,16 @@
 //! What can be seen of what goes on in this process.
 
-use std::sync::{Arc, Weak};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
-use super::{Consumers, Streams};
+use super::{Consumers, Streams, WeakStreams};
 use crate::{
-    Health, Ownership, PartitionStatus, Settings, Trimmed,
+    Health, Metrics, Ownership, PartitionStatus, Settings, Trimmed,
     consumer::Running,
     net::{Gate, Target},
-    observe::{Sampled, Sampler, SamplerTerms, Subject, evaluate},
+    observe::{Sampled, Sampler, SamplerTerms, Seen, Source, Subject, TopicSeen, evaluate},
     publish::PublishStatus,
     wire::client_name,
 };
@@ -76,10 +79,43 @@ impl Streams {
         self.running().iter().map(|c| c.ownership()).collect()
     }
 
+    /// Everything that is counted and measured of what goes on here. Asks no server, now or later.
+    pub fn metrics(&self) -> Metrics {
+        Metrics::new(Arc::new(self.downgrade()))
+    }
+
     /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that
     /// is held for no longer than it takes to look.
     pub fn health(&self) -> Health {
         let down = Gate::of(&self.inner.target).down();
         evaluate(&self.partitions(), &self.ownership(), down.as_deref())
+    }
+}
+
+impl Source for WeakStreams {
+    fn look(&self) -> Option<Seen> {
+        let streams = self.upgrade()?;
+        let buffered: Vec<String> = {
+            let open = streams.inner.buffered.lock();
+            let open = open.iter().filter(|(_, q)| Weak::strong_count(q) > 0);
+            open.map(|(topic, _)| topic.clone()).collect()
+        };
+        let topics = streams.published().into_iter();
+        // Of two that go by one name the first has ended, and only its handle is left.
+        let mut consumers = BTreeMap::new();
+        for running in streams.running() {
+            let seen = running.seen();
+            consumers.insert((Arc::clone(&seen.topic), Arc::clone(&seen.name)), seen);
+        }
+        Some(Seen {
+            topics: topics
+                .map(|published| TopicSeen {
+                    has_queue: buffered.contains(&published.topic),
+                    published,
+                })
+                .collect(),
+            consumers: consumers.into_values().collect(),
+            letters: streams.inner.letters.look(),
+        })
     }
 }
