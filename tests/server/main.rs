@@ -33,6 +33,7 @@ mod lease_recipes;
 mod leases;
 mod lifecycle;
 mod looking;
+mod metrics;
 mod once;
 mod outage;
 mod outbox;
