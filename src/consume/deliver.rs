@@ -87,6 +87,7 @@ impl<P: Progress> Lane<P> {
         let mut start = 0;
         let mut attempts = Attempts::default();
         self.stretch = Stretch::default();
+        let each_call = self.stretches_no_further();
         while start < total {
             let mut now_ms = match self.make_ready(start, attempts.made) {
                 Ok(now_ms) => now_ms,
@@ -115,7 +116,7 @@ impl<P: Progress> Lane<P> {
             };
             self.monitor.call_ends();
             let handed = start + called.handed;
-            if result.is_err() || handed >= total || self.stretches_no_further() {
+            if result.is_err() || handed >= total || each_call {
                 self.stretch_ends(handed);
             }
             drop(permit);

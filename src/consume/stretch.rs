@@ -35,7 +35,6 @@ impl<P: Progress> Lane<P> {
     }
 
     /// Whether a call that succeeded is a stretch by itself, whatever follows.
-    #[inline]
     pub(super) fn stretches_no_further(&self) -> bool {
         // storing each position is a round trip, which is none of the handler's
         matches!(self.handler, Handler::Batches(_)) || self.plan.persist == Persist::SyncMessage
