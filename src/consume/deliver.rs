@@ -167,10 +167,8 @@ impl<P: Progress> Lane<P> {
                         hopeless: self.is_hopeless(before) || self.is_about_no_message(&called),
                         out_of_place: self.plan.out_of_place,
                     });
-                    count(&self.monitor.failures, 1);
+                    self.count_failure(step.then.remedy(), &failure);
                     self.monitor.calls_failed(attempts.made);
-                    let errors = &self.plan.meters.errors;
-                    errors.count(step.then.remedy(), failure.type_name());
                     count(&self.monitor.handled, done as u64);
                     count(&self.monitor.skipped, (step.finished - done) as u64);
                     self.report(&failure, &called, step, attempts.made);
@@ -237,6 +235,13 @@ impl<P: Progress> Lane<P> {
         permit
     }
 
+    #[cold]
+    fn count_failure(&self, remedy: Remedy, failure: &Failure) {
+        count(&self.monitor.failures, 1);
+        let errors = &self.plan.meters.errors;
+        errors.count(remedy, failure.type_name());
+    }
+
     /// A call ended when a reset waited, or when the partition was another's: it was about what does not
     /// count here any more, so its result moves no position and no policy looks at it.
     fn count_out(&mut self, result: HandlerResult, called: &Called) {
@@ -244,9 +249,7 @@ impl<P: Progress> Lane<P> {
             count(&self.monitor.handled, called.handed as u64);
             return;
         };
-        count(&self.monitor.failures, 1);
-        let errors = &self.plan.meters.errors;
-        errors.count(Remedy::Void, failure.type_name());
+        self.count_failure(Remedy::Void, &failure);
         count(&self.monitor.handled, called.done.unwrap_or(0) as u64);
         let ids = Ids(&self.reader.records()[called.start..][..called.handed]);
         let why = describe(&failure);

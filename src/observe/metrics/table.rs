@@ -1,7 +1,7 @@
 //! Every instrument: what it is called, what it tells, and how it is read. The page `docs/metrics.md` is made of
 //! this table.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     LaneState, PartitionStatus,
@@ -150,9 +150,69 @@ pub(super) static INSTRUMENTS: &[Row] = &[
         |seen, to| of_queues(seen, to, |l| Some(Value::Counter(l.status.late))),
     ),
     row(
+        (Gauge, "streams.unread", MESSAGES, TPC),
+        "Queues: messages that no member was given yet.",
+        |seen, to| of_queues(seen, to, |l| l.status.unread.map(gauge)),
+    ),
+    row(
         (Gauge, "streams.pending", MESSAGES, TPC),
         "Queues: messages given to a member and not acknowledged.",
         |seen, to| of_queues(seen, to, |l| l.status.pending.map(gauge)),
+    ),
+    row(
+        (Gauge, "streams.pending.oldest_idle_ms", MS, TPC),
+        "Queues: of the first hundred of these, for how long the most neglected had no sign of life.",
+        |seen, to| of_queues(seen, to, |l| l.status.oldest_idle.map(ms)),
+    ),
+    row(
+        (Gauge, "streams.pending.most_deliveries", "deliveries", TPC),
+        "Queues: of the same, how often the one was given out that was most often.",
+        |seen, to| of_queues(seen, to, |l| l.status.most_deliveries.map(gauge)),
+    ),
+    row(
+        (Gauge, "streams.lag.entries", "entries", TPC),
+        "Messages that are not finished; of queues, that no member was given yet.",
+        |seen, to| of_lanes(seen, to, |_, l| l.status.lag_entries.map(gauge)),
+    ),
+    row(
+        (Gauge, "streams.lag.ms", MS, TPC),
+        "For how long the oldest of these has been waiting, at most.",
+        |seen, to| of_lanes(seen, to, |_, l| l.status.lag.map(ms)),
+    ),
+    row(
+        (Gauge, "streams.sample.age_ms", MS, TPC),
+        "How old what was asked of the server is: lag, lengths, and what is pending.",
+        |seen, to| of_lanes(seen, to, |_, l| l.status.sample_age.map(ms)),
+    ),
+    row(
+        (Gauge, "streams.stream.length", "entries", TP),
+        "Entries in the stream of a partition that is read here.",
+        |seen, to| {
+            // Several consumers may read one; the youngest sample counts.
+            let lanes = seen.consumers.iter().flat_map(ConsumerSeen::live);
+            let mut lengths = BTreeMap::new();
+            for PartitionStatus {
+                topic,
+                partition,
+                stream_length,
+                sample_age,
+                ..
+            } in lanes.map(|l| &l.status)
+            {
+                if let (Some(length), false) =
+                    (*stream_length, *partition == PartitionStatus::RETRIES)
+                {
+                    let age = sample_age.unwrap_or(Duration::MAX);
+                    let known = lengths
+                        .entry((&**topic, *partition))
+                        .or_insert((age, length));
+                    *known = (age, length).min(*known);
+                }
+            }
+            for ((topic, partition), (_, length)) in lengths {
+                to.send(&[topic, &partition.to_string()], gauge(length));
+            }
+        },
     ),
     row(
         (Counter, "streams.gaps", "gaps", TPC),

@@ -50,6 +50,13 @@ fn status(topic: &str, consumer: &str, partition: u32) -> PartitionStatus {
         retried: 1,
         late: 1,
         pending: Some(1),
+        unread: Some(1),
+        oldest_idle: Some(Duration::from_secs(1)),
+        most_deliveries: Some(2),
+        lag_entries: Some(1),
+        lag: Some(Duration::from_secs(1)),
+        sample_age: Some(Duration::from_secs(1)),
+        stream_length: Some(20),
         connects: 1,
         gaps: 1,
         lost: 1,
@@ -195,7 +202,11 @@ fn nothing_is_unknown_as_0_and_what_is_released_is_gone() {
     let all = series(&seen);
     let c = &mut seen.consumers[0];
     c.lanes.truncate(1);
-    c.lanes[0].status.pending = None;
+    c.lanes[0].status = PartitionStatus {
+        topic: ODD.into(),
+        consumer: "c".into(),
+        ..PartitionStatus::default()
+    };
     c.ownership.owners = vec![Some(member()); 2];
     c.ownership.contested.clear();
     (c.max_partitions, c.max_in_flight) = (None, None);
@@ -209,10 +220,17 @@ fn nothing_is_unknown_as_0_and_what_is_released_is_gone() {
     let expected = [
         "streams.backpressure.wait",
         "streams.buffer.queued",
+        "streams.lag.entries",
+        "streams.lag.ms",
         "streams.partitions.contested",
         "streams.partitions.leased.max",
         "streams.partitions.unowned",
         "streams.pending",
+        "streams.pending.most_deliveries",
+        "streams.pending.oldest_idle_ms",
+        "streams.sample.age_ms",
+        "streams.stream.length",
+        "streams.unread",
     ];
     assert_eq!(gone.into_iter().collect::<Vec<_>>(), expected);
     assert!(!rest.iter().any(|(_, l)| l.contains(&"retries".to_owned())));
@@ -222,6 +240,27 @@ fn nothing_is_unknown_as_0_and_what_is_released_is_gone() {
     let left = series(&seen);
     let partitions = left.iter().filter(|(name, _)| *name == "streams.consumed");
     assert_eq!(partitions.count(), 0);
+}
+
+#[test]
+fn a_stream_that_several_read_has_one_length_the_youngest() {
+    let mut seen = full();
+    let mut second = full().consumers.remove(0);
+    second.name = "d".into();
+    let status = &mut second.lanes[0].status;
+    (status.stream_length, status.sample_age) = (Some(30), Some(Duration::ZERO));
+    seen.consumers.push(second);
+    for _ in 0..2 {
+        let mut lengths = Vec::new();
+        visit(&seen, &mut |sample| {
+            if sample.instrument.name == "streams.stream.length" {
+                let is_30 = sample.value == Value::Gauge(30.0);
+                lengths.push((sample.labels[1].1.to_owned(), is_30));
+            }
+        });
+        assert_eq!(lengths, [("0".to_owned(), true)]);
+        seen.consumers.reverse();
+    }
 }
 
 #[test]
