@@ -1,5 +1,6 @@
 //! What an operator does from outside: to look at a consumer that may run anywhere, and to move it.
 
+mod consumers;
 mod dead_letters;
 mod delete;
 mod entries;
@@ -28,6 +29,7 @@ use crate::{
     wire::Keys,
 };
 
+pub use consumers::{ConsumerInfo, ConsumerKind, Forget, Forgotten};
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use delete::{DeletePreview, DeleteTopic};
 pub use entries::{Entries, EntryPage, StoredEntry};

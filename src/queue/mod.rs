@@ -24,7 +24,7 @@ mod trim;
 pub(crate) use birth::{Birth, Mark, found, is_gone, mark_field};
 pub(crate) use group::Group;
 pub(crate) use keeper::{Keeper, Terms, is_ours, member_of};
-pub(crate) use low_water::{Reader, Standing, groups, lowest, readers};
+pub(crate) use low_water::{GroupInfo, Reader, Standing, first_pending, groups, lowest, readers};
 pub(crate) use origin::Origin;
 pub(crate) use plan::{GroupKeys, GroupPlan, Lanes};
 pub(crate) use trim::{How, Leave, trim, trim_oldest};

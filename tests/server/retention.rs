@@ -11,35 +11,35 @@ use streamlane::{
 use crate::support::*;
 
 /// A millisecond long ago.
-const MS: u64 = 1_700_000_000_000;
-const HOUR: Duration = Duration::from_hours(1);
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const MS: u64 = 1_700_000_000_000;
+pub(crate) const HOUR: Duration = Duration::from_hours(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// Leases and sweeps take their time.
 const LONG: Duration = Duration::from_secs(40);
 
-fn int(server: &PrivateServer, command: &[&str]) -> i64 {
+pub(crate) fn int(server: &PrivateServer, command: &[&str]) -> i64 {
     server.command(command).unwrap().int().unwrap()
 }
 
-fn stream(topic: &str) -> String {
+pub(crate) fn stream(topic: &str) -> String {
     format!("re:s:{{{topic}}}:0")
 }
 
-fn lease(topic: &str) -> String {
+pub(crate) fn lease(topic: &str) -> String {
     format!("re:tr:{{{topic}}}")
 }
 
-fn len(server: &PrivateServer, topic: &str) -> i64 {
+pub(crate) fn len(server: &PrivateServer, topic: &str) -> i64 {
     int(server, &["XLEN", &stream(topic)])
 }
 
 /// The id of the n-th old entry.
-fn id(n: u64) -> String {
+pub(crate) fn id(n: u64) -> String {
     format!("{}-0", MS + n)
 }
 
 /// A topic of one partition with so many entries that are very old.
-fn old(server: &PrivateServer, topic: &str, n: u64) {
+pub(crate) fn old(server: &PrivateServer, topic: &str, n: u64) {
     let meta = format!("re:m:{{{topic}}}");
     server
         .command(&["HSET", &meta, "partitions", "1", "v", "1"])
@@ -47,7 +47,7 @@ fn old(server: &PrivateServer, topic: &str, n: u64) {
     add(server, topic, 0..n);
 }
 
-fn add(server: &PrivateServer, topic: &str, range: std::ops::Range<u64>) {
+pub(crate) fn add(server: &PrivateServer, topic: &str, range: std::ops::Range<u64>) {
     let mut client = server.client().unwrap();
     for n in range {
         let entry = ["XADD", &stream(topic), &id(n), "b", "x", "t", "T", "k", ""];
@@ -56,12 +56,12 @@ fn add(server: &PrivateServer, topic: &str, range: std::ops::Range<u64>) {
     }
 }
 
-fn put(server: &PrivateServer, topic: &str, consumer: &str, at: u64) {
+pub(crate) fn put(server: &PrivateServer, topic: &str, consumer: &str, at: u64) {
     let key = format!("re:p:{{{topic}}}:{consumer}");
     server.command(&["HSET", &key, "0", &id(at)]).unwrap();
 }
 
-fn kept_for(age: Duration) -> TopicSettings {
+pub(crate) fn kept_for(age: Duration) -> TopicSettings {
     TopicSettings::default()
         .partitions(1)
         .trim(Trim::Exact)
@@ -71,7 +71,12 @@ fn kept_for(age: Duration) -> TopicSettings {
 }
 
 /// A process that uses the topic. As long as the publisher is there it does.
-fn process(url: &str, topic: &str, settings: TopicSettings, pod: &str) -> (Streams, Publisher) {
+pub(crate) fn process(
+    url: &str,
+    topic: &str,
+    settings: TopicSettings,
+    pod: &str,
+) -> (Streams, Publisher) {
     let settings = Settings::default()
         .connection_string(url)
         .pod_name(pod)
@@ -93,12 +98,12 @@ fn trimmed(streams: &Streams, reason: TrimReason) -> u64 {
 }
 
 #[track_caller]
-fn becomes(what: &str, happened: impl FnMut() -> bool) {
+pub(crate) fn becomes(what: &str, happened: impl FnMut() -> bool) {
     assert!(eventually(LONG, happened), "waited in vain for: {what}");
 }
 
 /// So long that a sweep would have come.
-fn let_sweeps_pass() {
+pub(crate) fn let_sweeps_pass() {
     thread::sleep(3 * SECOND);
 }
 
