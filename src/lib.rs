@@ -42,7 +42,8 @@
 //! - [`Message`] and [`Batch`] are lent for one call; the compiler sees to it that nothing is kept.
 //! - [`Error`] tells what was tried, where, whether it took effect and whether retrying can help.
 //! - [`Streams::ownership`] tells how instances share the partitions.
-//! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on.
+//! - [`Streams::health`] is a verdict from memory, [`Streams::partitions`] what it is based on: how far each partition
+//!   is, how many messages wait and for how long. [`Rule`] has the list of what is judged.
 //! - [`Streams::admin`] moves positions by hand: it shows what a reset would do, and does it. It looks after
 //!   [dead letters](#dead-letters) and topics, too, and reads entries and what is pending without being a consumer.
 //!
@@ -398,8 +399,8 @@ pub use handler::{
 };
 pub use monitor::LaneState;
 pub use observe::{
-    Health, Instrument, InstrumentKind, Metrics, PartitionStatus, Rule, Sample, Status, Value,
-    evaluate,
+    Grade, Health, HealthContext, HealthData, Instrument, InstrumentKind, Metrics, PartitionStatus,
+    Reason, Rule, Sample, Silence, Status, Value, evaluate, find_silent, grade,
 };
 pub use ownership::{Member, Ownership, Standing};
 pub use position::Snapshot;

@@ -527,6 +527,12 @@ impl Running {
         self.lanes.all().iter().map(of).collect()
     }
 
+    /// Whether it was not told to stop. One that ended by its policy was not.
+    pub(crate) fn is_started(&self) -> bool {
+        let failed = |lane: &Arc<Lane>| !lane.seat.monitor.reason().is_empty();
+        self.lanes.outfit().is_some() || self.lanes.all().iter().any(failed)
+    }
+
     pub(super) fn status(&self, lane: &Lane) -> PartitionStatus {
         let seat = &lane.seat;
         let m = &seat.monitor;

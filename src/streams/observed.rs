@@ -7,7 +7,7 @@ use std::{
 
 use super::{Consumers, Streams, WeakStreams};
 use crate::{
-    Health, Metrics, Ownership, PartitionStatus, Settings, Trimmed,
+    Health, HealthContext, Metrics, Ownership, PartitionStatus, Settings, Trimmed,
     consumer::Running,
     net::{Gate, Target},
     observe::{Sampled, Sampler, SamplerTerms, Seen, Source, Subject, TopicSeen, evaluate},
@@ -87,8 +87,14 @@ impl Streams {
     /// A verdict over everything consumed here, from memory: it asks no server, and takes one lock that
     /// is held for no longer than it takes to look.
     pub fn health(&self) -> Health {
-        let down = Gate::of(&self.inner.target).down();
-        evaluate(&self.partitions(), &self.ownership(), down.as_deref())
+        let consumers = self.running();
+        let context = HealthContext {
+            ownership: consumers.iter().map(|c| c.ownership()).collect(),
+            down: Gate::of(&self.inner.target).down(),
+            consumers: consumers.len(),
+            consumers_started: consumers.iter().filter(|c| c.is_started()).count(),
+        };
+        evaluate(&self.partitions(), &context)
     }
 }
 
