@@ -378,6 +378,7 @@ mod streams;
 mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod trims;
 mod wire;
 
@@ -418,6 +419,7 @@ pub use settings::{
     PositionAhead, ProducerSettings, ReadMode, Secret, Settings, StartFrom, TopicSettings, Trim,
 };
 pub use streams::Streams;
+pub use trace::{Span, SpanEnd, SpanError, SpanHooks, SpanKind, SpanValue};
 pub use trims::{TrimReason, Trimmed};
 pub use wire::{DeadLetterReason, HeaderIter, Headers, Malformed, StreamId, Traceparent};
 #[doc(hidden)]

@@ -4,6 +4,7 @@ mod advice;
 mod observed;
 mod prepare;
 mod topics;
+mod traced;
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +17,16 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{
     Admin, ConsumerBuilder, Error, ErrorKind, Forwarder, Idempotency, Outbox, Publisher, Result,
-    Settings, StateStore, Traceparent,
+    Settings, StateStore,
     backoff::jittered,
     clock,
     consumer::Running,
     monitor::Letters,
     net::{self, Connection, Deadline, Target},
     observe::Sampler,
-    publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan, TraceHook},
+    publish::{self, AllCounts, BufferedPublisher, Delays, PublishPlan},
     retention::{self, Retention},
+    trace::Tracing,
     trims::AllTrims,
     wire::{InstanceId, Keys, check_scope, check_topic, client_name, pod_name},
 };
@@ -77,7 +79,7 @@ struct Inner {
     buffered: Mutex<BTreeMap<String, Weak<publish::Handle>>>,
     /// What was done with dead letters.
     letters: Arc<Letters>,
-    trace: TraceHook,
+    trace: Tracing,
     end: Mutex<End>,
     ended: Condvar,
 }
@@ -166,7 +168,7 @@ impl Streams {
             consumers,
             buffered: Mutex::default(),
             letters: Arc::default(),
-            trace: TraceHook::default(),
+            trace: Tracing::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
             settings,
@@ -337,35 +339,6 @@ impl Streams {
             Arc::clone(&inner.trims),
             Arc::clone(&inner.letters),
         )
-    }
-
-    /// Says how to find out in which trace the calling thread is: `current` is asked for every message
-    /// published here that has no [`traceparent`](crate::Outgoing::traceparent) of its own, on the
-    /// thread that publishes it. It should be quick. It may publish a small message that has a
-    /// `traceparent`; what takes turns with others (batches, dedupe ids) could wait for itself here.
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), streamlane::Error> {
-    /// use streamlane::{Streams, Traceparent};
-    ///
-    /// # fn current_ids() -> Option<([u8; 16], [u8; 8])> { None }
-    /// let streams = Streams::connect("redis://127.0.0.1:6379")?;
-    /// streams.trace_with(|| current_ids().map(|(trace, span)| Traceparent::new(trace, span, 1)))?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// It was said before: the first one stays.
-    pub fn trace_with(
-        &self,
-        current: impl Fn() -> Option<Traceparent> + Send + Sync + 'static,
-    ) -> Result<()> {
-        if self.inner.trace.set(Box::new(current)) {
-            return Ok(());
-        }
-        let what = "the source of trace contexts was set before, and stays";
-        Err(Error::new(ErrorKind::Argument, "trace", what))
     }
 
     /// Begins to describe a consumer of a topic, with its entry in `Consumers` or with defaults.

@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 13] = [
     &["quiet", "fence"],
     &["settings", "net", "wire"],
     &["batch", "position", "monitor", "trims"],
-    &["handler"],
+    &["handler", "trace"],
     &["policy"],
     &["publish", "ownership"],
     &["consume"],

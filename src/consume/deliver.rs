@@ -589,7 +589,7 @@ impl fmt::Display for Ids<'_> {
 }
 
 /// A failure's text. Formatting it is user code, which may panic.
-fn describe(failure: &Failure) -> String {
+pub(super) fn describe(failure: &Failure) -> String {
     catch_unwind(AssertUnwindSafe(|| failure.to_string()))
         .unwrap_or_else(|_| "an error whose text could not be made: formatting it panicked".into())
 }

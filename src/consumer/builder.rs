@@ -24,7 +24,7 @@ use crate::{
     StartFrom, Streams, TypedBatchHandler, TypedHandler,
     consume::{
         Backoff, Classify, Flusher, Gap, GapHook, Handler, HandlerFactory, Kept, Permits, Plan,
-        Resets, Rhythm, Suspicion,
+        Resets, Rhythm, Suspicion, traced,
     },
     handler::DecodedBy,
     monitor::Meters,
@@ -532,7 +532,7 @@ impl ConsumerBuilder<HasHandler> {
                 .max_in_flight
                 .map(|calls| Arc::new(Permits::new(calls))),
             meters: Arc::clone(&meters),
-            factory: handler.0,
+            factory: traced(handler.0, streams.tracing()),
             on_start: on_lane_start,
             on_gap,
             position_ahead: settings.position_ahead,

@@ -2,7 +2,7 @@
 
 mod delay;
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{mem, slice, sync::Arc, time::Duration};
 
 use crate::{
     Result, StreamId, clock,
@@ -97,6 +97,15 @@ impl Link {
 
     /// Publishes one message within `by`.
     pub(super) fn publish(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<Published> {
+        if self.plan.trace.has_spans() {
+            let plan = Arc::clone(&self.plan);
+            return plan.under_span(slice::from_ref(m), || self.publish_one(m, by), error_of);
+        }
+        self.publish_one(m, by)
+    }
+
+    #[inline]
+    fn publish_one(&mut self, m: &Outgoing<'_>, by: Deadline) -> Result<Published> {
         let published = self.try_publish(m, by);
         self.rest();
         published.inspect_err(|e| self.plan.counts.failed(e))
@@ -122,11 +131,12 @@ impl Link {
             }),
         };
         self.packing = packing;
-        published.inspect_err(|e| {
-            if is_over(e) {
-                self.connection = None;
-            }
-        })
+        match &published {
+            Ok(p) => self.plan.trace.stored(partition, p.id),
+            Err(e) if is_over(e) => self.connection = None,
+            Err(_) => {}
+        }
+        published
     }
 
     /// Sends what is in the buffer, one command, and takes its reply.
@@ -140,6 +150,25 @@ impl Link {
 
     /// Publishes messages in one pipeline and appends one result for each to `results`.
     pub(super) fn publish_batch<R: From<Published>>(
+        &mut self,
+        messages: &[Outgoing<'_>],
+        by: Deadline,
+        results: &mut Vec<Result<R>>,
+    ) {
+        if self.plan.trace.has_spans() {
+            let (plan, first) = (Arc::clone(&self.plan), results.len());
+            let publish = || {
+                self.publish_all(messages, by, results);
+                let errors = results[first..].iter().filter_map(|r| r.as_ref().err());
+                errors.map(Error::again).next()
+            };
+            plan.under_span(messages, publish, |e| e.as_ref().map(Error::again));
+        } else {
+            self.publish_all(messages, by, results);
+        }
+    }
+
+    fn publish_all<R: From<Published>>(
         &mut self,
         messages: &[Outgoing<'_>],
         by: Deadline,
@@ -204,10 +233,14 @@ impl Link {
             let published = match (route, &lost) {
                 (Err(e), _) => Err(e),
                 (Ok(route), None) => {
+                    let partition = route.partition;
                     let received = self.receive(encoder, route, by);
-                    if let Err(e) = &received {
-                        over |= is_over(e);
-                        lost = Some(e).filter(|e| !is_about_one(e)).map(Error::again);
+                    match &received {
+                        Ok(p) => self.plan.trace.stored(partition, p.id),
+                        Err(e) => {
+                            over |= is_over(e);
+                            lost = Some(e).filter(|e| !is_about_one(e)).map(Error::again);
+                        }
                     }
                     received
                 }
@@ -391,6 +424,11 @@ fn is_about_one(e: &Error) -> bool {
 /// Whether the connection is of no more use after this error.
 pub(super) fn is_over(e: &Error) -> bool {
     !e.keeps_connection() && e.kind() != ErrorKind::Config
+}
+
+/// Why something failed, if it did.
+pub(super) fn error_of<T>(result: &Result<T>) -> Option<Error> {
+    result.as_ref().err().map(Error::again)
 }
 
 /// Gives every message that has no result yet, and so was never sent, the same error.

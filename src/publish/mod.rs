@@ -46,7 +46,7 @@ pub use message::{Draft, DraftOnce, Outgoing};
 pub use once::Published;
 pub use outbox::{Commit, Committed, Outbox, PartlyFailed, Transaction};
 pub(crate) use partitions::{GROWN, Partitions};
-pub(crate) use plan::{PublishPlan, TraceHook};
+pub(crate) use plan::PublishPlan;
 pub use publisher::Publisher;
 pub(crate) use registry::Registry;
 pub use state_store::{Append, StateEvent, StateStore};

@@ -12,6 +12,7 @@ use crate::{
 use super::{
     Command, Condition, Outgoing, PublishPlan, Reply,
     counts::{Count, PublishCounts},
+    link::error_of,
     transaction::{Parts, Session},
 };
 
@@ -179,7 +180,8 @@ impl<'a> Transaction<'a> {
     pub fn commit(self) -> Result<Commit> {
         let Self { outbox, parts } = self;
         let plan = &outbox.plan;
-        let commit = outbox.commit(&parts).map_err(|e| {
+        let commit = plan.under_span(&parts.messages, || outbox.commit(&parts), error_of);
+        let commit = commit.map_err(|e| {
             let e = match e.key() {
                 Some(_) => e,
                 None => e.on_key(&plan.topic),

@@ -1,15 +1,12 @@
 //! What a publisher is told once, and what can be said about a message before a server is asked.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     Result, TopicSettings, Traceparent,
     error::{Error, ErrorKind, Outcome},
     net::{Connection, Deadline, Interrupt, Target},
+    trace::Tracing,
     wire::{self, ATTEMPTS_MAX, Entry, Keys, XXH3},
 };
 
@@ -33,34 +30,9 @@ pub(crate) struct PublishPlan {
     pub(crate) counts: Arc<PublishCounts>,
     /// Shared by all that use the topic.
     pub(crate) partitions: Arc<Partitions>,
-    pub(crate) trace: TraceHook,
+    pub(crate) trace: Tracing,
     /// What publishes delayed messages when they are due, for as long as somebody has a plan.
     pub(crate) delays: Arc<Delays>,
-}
-
-/// What says in which trace the calling thread is, once somebody has set it.
-#[derive(Clone, Default)]
-pub(crate) struct TraceHook(Arc<OnceLock<Box<CurrentTrace>>>);
-
-type CurrentTrace = dyn Fn() -> Option<Traceparent> + Send + Sync;
-
-impl TraceHook {
-    /// Whether it was set: the first one stays.
-    pub(crate) fn set(&self, hook: Box<CurrentTrace>) -> bool {
-        self.0.set(hook).is_ok()
-    }
-
-    fn current(&self) -> Option<Traceparent> {
-        self.0.get().and_then(|hook| hook())
-    }
-}
-
-impl fmt::Debug for TraceHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TraceHook")
-            .field(&self.0.get().is_some())
-            .finish()
-    }
 }
 
 /// Where the parts of an entry are put that a message does not bring along ready made. Reused.
@@ -78,6 +50,28 @@ impl Packing {
 }
 
 impl PublishPlan {
+    /// Publishes these messages under a span; `error` says why that failed, if it did. For where somebody wants
+    /// to know of spans: where nobody does, less is to be done than to ask.
+    #[cold]
+    pub(super) fn under_span<R>(
+        self: &Arc<Self>,
+        messages: &[Outgoing<'_>],
+        publish: impl FnOnce() -> R,
+        error: impl FnOnce(&R) -> Option<Error>,
+    ) -> R {
+        let first = messages.first();
+        let first = first.map_or((&[][..], None), |m| (m.message_type, m.partition));
+        let span = self.trace.publishing(&self.topic, messages.len(), first);
+        let done = publish();
+        if let Some(span) = span {
+            match error(&done) {
+                None => span.end(None),
+                Some(e) => span.end(Some(&e)),
+            }
+        }
+        done
+    }
+
     /// The entry of a message where there is no way to store it once.
     pub(super) fn entry<'a>(
         &self,

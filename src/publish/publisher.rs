@@ -1,6 +1,6 @@
 //! The publisher that threads share.
 
-use std::{cell::Cell, fmt, sync::Arc, time::Duration};
+use std::{cell::Cell, fmt, slice, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -14,7 +14,7 @@ use super::{
     DedicatedPublisher, Delayed, Draft, Encoder, Outgoing, Packing, PublishPlan, Published,
     delayed::When,
     line::{Far, Line, Seat},
-    link::{Link, is_over},
+    link::{Link, error_of, is_over},
 };
 
 /// Publishes to one topic, from any number of threads.
@@ -192,7 +192,13 @@ impl Publish for &Publisher {
             let mut link = link.inspect_err(|e| shared.plan.counts.failed(e))?;
             return link.publish(message, by);
         }
-        let id = Desk::borrow(|desk| shared.publish(message, desk, by));
+        let publish = || Desk::borrow(|desk| shared.publish(message, desk, by));
+        let id = if shared.plan.trace.has_spans() {
+            let message = slice::from_ref(message);
+            shared.plan.under_span(message, publish, error_of)
+        } else {
+            publish()
+        };
         id.map(Published::new)
             .inspect_err(|e| shared.plan.counts.failed(e))
     }
@@ -230,7 +236,7 @@ impl Shared {
                 // next one.
                 None => {}
                 Some(Err(e)) if again && never_left(&e) && !by.left().is_zero() => again = false,
-                Some(id) => return id,
+                Some(id) => return id.inspect(|id| self.plan.trace.stored(p, *id)),
             }
         }
     }

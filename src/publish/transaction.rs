@@ -177,7 +177,15 @@ impl Session {
             self.link.return_connection(c);
         }
         match executed {
-            Executed::Done(answers) => sort(parts, &routes, answers),
+            Executed::Done(answers) => {
+                let commit = sort(parts, &routes, answers)?;
+                if let Commit::Committed(Committed { ids, .. }) = &commit
+                    && let (Some(p), Some(id)) = (routes.partitions.last(), ids.last())
+                {
+                    self.plan.trace.stored(*p, *id);
+                }
+                Ok(commit)
+            }
             Executed::Raced => Ok(Commit::ConditionFailed),
             Executed::Failed(Some(i), e) => Err(parts.about_command(e, i, &routes)),
             Executed::Failed(None, e) => Err(e),

@@ -37,6 +37,11 @@ impl Traceparent {
         str::from_utf8(&self.0).unwrap_or_default()
     }
 
+    /// What tells its span from others, as text.
+    pub(crate) fn span_id(&self) -> &[u8] {
+        &self.0[36..52]
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }

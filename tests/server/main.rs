@@ -57,6 +57,7 @@ mod routing;
 mod shapes;
 mod sharing;
 mod sockets;
+mod spans;
 mod start;
 mod state_store;
 mod statics;

@@ -407,7 +407,8 @@ mod tests {
     use crate::{
         Outcome, TopicSettings,
         net::Target,
-        publish::{Delays, PublishCounts, Terms, TraceHook},
+        publish::{Delays, PublishCounts, Terms},
+        trace::Tracing,
         wire::Keys,
     };
 
@@ -434,7 +435,7 @@ mod tests {
             max_message_bytes: 1000,
             counts: Arc::<PublishCounts>::default(),
             partitions: Arc::default(),
-            trace: TraceHook::default(),
+            trace: Tracing::default(),
         };
         Arc::new(Shared::new(plan, settings))
     }

@@ -1,6 +1,6 @@
 //! Delayed messages: into their bucket, and out of it.
 
-use std::mem;
+use std::{mem, slice, sync::Arc};
 
 use crate::{
     Result,
@@ -13,7 +13,7 @@ use super::{
         Delayed, Encoder, Outgoing,
         delayed::{Kept, When},
     },
-    KEPT_BYTES, Link, is_over,
+    KEPT_BYTES, Link, error_of, is_over,
 };
 
 impl Link {
@@ -24,7 +24,12 @@ impl Link {
         when: When,
         by: Deadline,
     ) -> Result<Delayed> {
-        let delayed = self.try_delay(m, when, by);
+        let delayed = if self.plan.trace.has_spans() {
+            let plan = Arc::clone(&self.plan);
+            plan.under_span(slice::from_ref(m), || self.try_delay(m, when, by), error_of)
+        } else {
+            self.try_delay(m, when, by)
+        };
         self.rest();
         delayed.inspect_err(|e| self.plan.counts.failed(e))
     }
