@@ -173,7 +173,6 @@ impl Connection {
     }
 
     /// Such as `7.0.15`; `None` where the server does not say.
-    #[cfg(test)]
     pub(crate) fn server_version(&self) -> Option<&str> {
         self.server_version.as_deref()
     }

@@ -11,6 +11,7 @@ mod gate;
 mod handshake;
 mod inbox;
 mod interrupt;
+mod known;
 mod replies;
 mod resolver;
 pub(crate) mod resp;
@@ -26,6 +27,7 @@ pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;
 pub(crate) use inbox::Inbox;
 pub(crate) use interrupt::{Interrupt, STOP};
+pub(crate) use known::trouble_of;
 pub(crate) use skim::Skim;
 pub(crate) use target::{Secret, Target};
 

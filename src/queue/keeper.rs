@@ -18,6 +18,7 @@ use crate::{
     net::{
         Connection, Interrupt, STOP, Target,
         script::{Script, by_hash_first},
+        trouble_of,
     },
     quiet::{HeldBack, Quiet},
     wire::Claimant,
@@ -454,6 +455,10 @@ impl Keeper {
     /// Claims what nobody has given a sign of for too long.
     fn claim_idle(&mut self, n: u32, stream: &[u8], hand: &Hand) -> Result<()> {
         let plan = Arc::clone(&self.plan);
+        // Told at the start.
+        if trouble_of(self.connection()?.server_version()).is_some_and(|t| t.no_autoclaim) {
+            return Ok(());
+        }
         let cursor = self.cursors.remove(&n).unwrap_or_else(|| "0-0".into());
         let mut cmd = redis::cmd("XAUTOCLAIM");
         cmd.arg(stream)
