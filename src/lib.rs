@@ -434,6 +434,10 @@ pub mod keys {}
 pub mod performance {}
 
 #[cfg(doc)]
+#[doc = include_str!("docs/retention.md")]
+pub mod retention_guide {}
+
+#[cfg(doc)]
 #[doc = include_str!("docs/tool.md")]
 pub mod tool {}
 

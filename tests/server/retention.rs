@@ -387,3 +387,143 @@ fn without_the_right_to_look_for_others_what_is_unread_is_kept() {
     });
     assert_eq!(len(&server, "rights"), 10);
 }
+
+#[test]
+fn r95_an_approximate_trim_keeps_no_more_than_a_node_and_an_exact_one_nothing() {
+    for (nodes, more) in [("4096", 100), ("0", 100)] {
+        let server = PrivateServer::builder()
+            .config(format!("stream-node-max-bytes {nodes}"))
+            .start()
+            .unwrap();
+        for (size, max) in [(10, 10), (10, 300), (20_000, 10), (20_000, 150)] {
+            for trim in [Trim::Approx, Trim::Exact] {
+                let topic = format!("r95-{size}-{max}-{trim:?}");
+                let settings = TopicSettings::default()
+                    .partitions(1)
+                    .max_len(max)
+                    .trim(trim);
+                let (_streams, publisher) = process(&server.url(), &topic, settings, "p");
+                let body = vec![b'x'; size];
+                let all: Vec<_> = (0..500)
+                    .map(|_| Outgoing::new("T", &body[..]).key("k"))
+                    .collect();
+                for stored in publisher.publish_batch(&all) {
+                    stored.unwrap();
+                }
+                let len = len(&server, &topic).cast_unsigned();
+                let most = if trim == Trim::Exact { max } else { max + more };
+                assert!((max..=most).contains(&len), "{nodes} {topic}: {len}");
+            }
+        }
+        // What grew without a bound is cut as soon as there is one, and no limit leaves it long.
+        old(&server, "r95", 3000);
+        let settings = TopicSettings::default().partitions(1).max_len(100);
+        let (_streams, publisher) = process(&server.url(), "r95", settings, "p");
+        publisher.publish("k", "T", "x").unwrap();
+        assert!((100..=200).contains(&len(&server, "r95")));
+    }
+}
+
+#[test]
+fn r96_what_a_queue_has_finished_is_bounded_and_what_is_pending_is_not_lost_in_silence() {
+    let server = server();
+    let settings = TopicSettings::default().partitions(1).max_len(1000);
+    let (streams, publisher) = process(&server.url(), "r96", settings, "p");
+    let seen = Seen::default();
+    let of = seen.clone();
+    let hold = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let held = hold.clone();
+    let consumer = streams
+        .consumer("r96")
+        .name("c")
+        .delivery(Delivery::WorkQueue)
+        .batch_size(1)
+        .messages(move |_| {
+            let (of, held) = (of.clone(), held.clone());
+            move |m: &Message<'_>| -> HandlerResult {
+                of.push(m.id());
+                while m.body() == b"first" && held.load(std::sync::atomic::Ordering::SeqCst) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Ok(())
+            }
+        })
+        .start()
+        .unwrap();
+    publisher.publish("k", "T", "first").unwrap();
+    seen.wait_for(1);
+    // The first is trimmed away while it is in the hands of a member that lives.
+    let all: Vec<_> = (0..500).map(|_| Outgoing::new("T", "x").key("k")).collect();
+    for _ in 0..40 {
+        for stored in publisher.publish_batch(&all) {
+            stored.unwrap();
+        }
+    }
+    assert!(len(&server, "r96") <= 1100, "bounded by default");
+    let gone = server
+        .command(&["XRANGE", &stream("r96"), "-", "+", "COUNT", "1"])
+        .unwrap();
+    assert!(gone.items()[0].items()[0].text() > seen.all()[0].to_string());
+    hold.store(false, std::sync::atomic::Ordering::SeqCst);
+    expect("the newest to be handled", || {
+        let pending = server.command(&["XPENDING", &stream("r96"), "c"]).unwrap();
+        seen.len() > 900 && pending.items()[0].int() == Some(0)
+    });
+    let status = &consumer.partitions()[0];
+    assert_eq!(
+        status.handled,
+        seen.len() as u64,
+        "what was in hand was finished"
+    );
+}
+
+#[test]
+fn r97_what_is_deleted_one_by_one_and_trimmed_leaves_a_stream_that_loads() {
+    let server = server();
+    let settings = kept_for(SECOND);
+    let (streams, publisher) = process(&server.url(), "r97", settings, "p");
+    let consumer = streams
+        .consumer("r97")
+        .name("c")
+        .delivery(Delivery::WorkQueue)
+        .ack_delete(AckDelete::Immediate)
+        .messages(|_| {
+            |m: &Message<'_>| -> HandlerResult {
+                // those in the middle stay for a while, and holes lie behind them
+                if m.body() == b"waits" && m.attempt() == 1 {
+                    Err("later").or_retry_after(SECOND)?;
+                }
+                Ok(())
+            }
+        })
+        .start()
+        .unwrap();
+    let facts = |name: &str| {
+        let facts = server
+            .command(&["XINFO", "STREAM", &stream("r97")])
+            .unwrap();
+        let mut pairs = facts.items().chunks(2);
+        pairs.find(|p| p[0].text() == name).unwrap()[1]
+            .int()
+            .unwrap()
+    };
+    for round in 0..3 {
+        for n in 0..250 {
+            let body = if n % 3 == 1 { "waits" } else { "x" };
+            publisher.publish("k", "T", body).unwrap();
+        }
+        // by somebody else, behind what the trimmer cuts at
+        let last = publisher.publish("k", "T", "by hand").unwrap();
+        server
+            .command(&["XDEL", &stream("r97"), &last.to_string()])
+            .unwrap();
+        becomes("all to be finished and deleted", || {
+            len(&server, "r97") == 0
+        });
+        assert_eq!(facts("radix-tree-keys"), 0, "no empty node is left");
+        let reloaded = server.command(&["DEBUG", "RELOAD"]).unwrap();
+        assert_eq!(reloaded.text(), "OK", "round {round}");
+    }
+    drop(consumer);
+    assert_eq!(logged(&["ERROR topic r97"]), [""; 0]);
+}
