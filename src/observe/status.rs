@@ -121,8 +121,8 @@ pub struct PartitionStatus {
     /// From when on a consumer to which nothing is published is degraded (`DegradedSilenceSeconds`); zero:
     /// never.
     pub degraded_silence: Duration,
-    /// From when on a pending message without a sign of life is a reason to look (`DegradedPendingSeconds`);
-    /// zero: never.
+    /// From when on a pending message without a sign of life is a reason to look (`DegradedPendingSeconds`, or
+    /// `Claim:IdleMs` where that is longer); zero: never.
     pub degraded_pending: Duration,
     /// From how many deliveries of one message on that is a reason to look (`DegradedDeliveries`); 0: never.
     pub degraded_deliveries: u64,
@@ -147,6 +147,11 @@ impl PartitionStatus {
         let behind = match settings.delivery {
             Delivery::WorkQueue => Duration::ZERO,
             Delivery::Ordered | Delivery::LeasedQueue => settings.unhealthy_behind,
+        };
+        // A handler that runs gives its sign of life in time for this.
+        let pending = match settings.degraded_pending {
+            Duration::ZERO => Duration::ZERO,
+            limit => limit.max(settings.claim_idle),
         };
         Self {
             topic: Arc::clone(topic),
@@ -194,7 +199,7 @@ impl PartitionStatus {
             unhealthy_behind: behind,
             unhealthy_lag: settings.unhealthy_lag,
             degraded_silence: settings.degraded_silence,
-            degraded_pending: settings.degraded_pending,
+            degraded_pending: pending,
             degraded_deliveries: settings.degraded_deliveries.into(),
             degraded_dead_letters: settings.degraded_dead_letters.into(),
         }

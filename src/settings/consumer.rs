@@ -143,8 +143,8 @@ section! {
         /// Degraded. 0: never.
         degraded_silence: Duration = Duration::ZERO, "DegradedSilenceSeconds",
             seconds(0, 365 * DAY);
-        /// In the queue modes: a partition with a pending message that has had no sign of life for longer is
-        /// Degraded. 0: never.
+        /// In the queue modes: a partition with a pending message that has had no sign of life for longer, and for
+        /// longer than `Claim:IdleMs`, is Degraded. 0: never.
         degraded_pending: Duration = Duration::from_mins(15), "DegradedPendingSeconds",
             seconds(0, 365 * DAY);
         /// In the queue modes: a partition with a pending message that was given out so often is Degraded.

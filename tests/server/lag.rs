@@ -49,13 +49,19 @@ impl Turnstile {
 
     pub(crate) fn on(&self, builder: ConsumerBuilder) -> ConsumerBuilder<HasHandler> {
         let gate = self.clone();
-        builder.shared(move |m: &Message<'_>| {
-            let turn = gate.entered.fetch_add(1, SeqCst);
-            while gate.allowed.load(SeqCst) <= turn && !m.is_cancelled() {
-                thread::sleep(Duration::from_millis(1));
-            }
-            Ok(())
-        })
+        builder.shared(move |m: &Message<'_>| gate.stand(m))
+    }
+
+    /// Stands in it until it is let go, or told to stop.
+    pub(crate) fn stand(&self, m: &Message<'_>) -> HandlerResult {
+        let turn = self.entered.fetch_add(1, SeqCst);
+        while self.allowed.load(SeqCst) <= turn && !m.is_cancelled() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if m.is_cancelled() {
+            Err("told to stop")?;
+        }
+        Ok(())
     }
 }
 

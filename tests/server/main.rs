@@ -24,6 +24,7 @@ mod forgetting;
 mod forwarder;
 mod gaps;
 mod growth;
+mod health;
 mod idempotency;
 mod json_publishing;
 mod keyspace;
