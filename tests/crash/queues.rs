@@ -41,7 +41,7 @@ fn killed_workers_lose_nothing_and_what_fails_is_tried_as_often_as_it_may_be() {
     let kills = number_from_env("STREAMLANE_CRASH_KILLS").unwrap_or(14);
     let mut dice = Dice::new("workers");
     let scene = Scene::new(&PrivateServer::start().unwrap().into());
-    let members = 2 + dice.below(4) as usize;
+    let members = 2 + dice.below(7) as usize;
     // A successor goes by the name of its predecessor, or by another.
     let life = |n: u64, at: usize| Job {
         pod: format!("pod-{at}-{}", n / 3),
