@@ -14,9 +14,8 @@ use crate::{
     consume::Extent,
     error::ErrorKind,
     net::{Connection, Deadline},
-    publish::escaped,
     queue::is_ours,
-    wire::{KeyName, KeyRow, KeyUse, Keys, Owner, PRESENCE, check_topic},
+    wire::{KeyName, KeyRow, KeyUse, Keys, Owner, PRESENCE, check_topic, escaped},
 };
 
 use super::{

@@ -63,7 +63,12 @@ impl Shared {
     }
 
     /// How a topic is laid out: as its streams are, or where there is none, as the settings say.
-    fn is_co_located(&self, c: &mut Connection, topic: &str, by: Deadline) -> Result<bool> {
+    pub(super) fn is_co_located(
+        &self,
+        c: &mut Connection,
+        topic: &str,
+        by: Deadline,
+    ) -> Result<bool> {
         let exists = [true, false].map(|co_located| {
             let mut cmd = redis::cmd("EXISTS");
             cmd.arg(self.keys.stream(topic, 0, co_located));

@@ -226,7 +226,7 @@ impl Reset {
         let partitions = self.partitions(c, by)?;
         let co_located = match settings.topics.get(&self.topic) {
             Some(topic) => topic.co_locate_partitions,
-            None => self.is_co_located(c, by)?,
+            None => self.shared.is_co_located(c, &self.topic, by)?,
         };
         let stream_keys: Vec<_> = partitions
             .iter()
@@ -302,20 +302,6 @@ impl Reset {
                 "partition {p} does not exist: topic {topic:?} has {n}, numbered from 0"
             ))),
         }
-    }
-
-    /// How a topic is laid out that nobody described to us.
-    fn is_co_located(&self, c: &mut Connection, by: Deadline) -> Result<bool> {
-        let exists = [true, false].map(|co_located| {
-            let mut cmd = redis::cmd("EXISTS");
-            cmd.arg(self.shared.keys.stream(&self.topic, 0, co_located));
-            cmd
-        });
-        let mut there = Vec::with_capacity(2);
-        for answer in c.pipeline(&exists, by.left())? {
-            there.push(matches!(answer?, redis::Value::Int(1)));
-        }
-        Ok(there[0] || !there[1])
     }
 
     fn preview_of(

@@ -12,8 +12,8 @@ use crate::{
     consume::{Extent, Keeps, registered},
     error::ErrorKind,
     net::{Connection, Deadline},
-    publish::{Listed, Role, Subject, ensure, escaped},
-    wire::{KeyUse, Keys, PositionValue, check_topic},
+    publish::{Listed, Role, Subject, ensure},
+    wire::{KeyUse, Keys, PositionValue, check_topic, escaped},
 };
 
 use super::{

@@ -50,7 +50,7 @@ pub(crate) use plan::PublishPlan;
 pub use publisher::Publisher;
 pub(crate) use registry::Registry;
 pub use state_store::{Append, StateEvent, StateStore};
-pub(crate) use unread::{Listed, escaped};
+pub(crate) use unread::Listed;
 use {counts::Count, encoder::Encoder, plan::Packing};
 
 #[cfg(all(test, not(loom)))]

@@ -5,7 +5,7 @@ use std::{fmt, ops::Range, time::Duration};
 use crate::{
     Result, StreamId,
     net::{Connection, Deadline},
-    wire::PositionValue,
+    wire::{PositionValue, escaped},
 };
 
 use super::ensure::{Role, Subject};
@@ -133,18 +133,6 @@ fn positions(
     Ok(Some(read))
 }
 
-/// A text that is to be found as it is.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
-}
-
 /// Partitions as people read them.
 pub(crate) struct Listed<'a>(pub(crate) &'a [u32]);
 
@@ -188,12 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_cut_short_and_names_are_taken_as_they_are() {
+    fn a_long_list_is_cut_short() {
         assert_eq!(Listed(&[3]).to_string(), "partition 3");
         assert_eq!(Listed(&[3, 5]).to_string(), "partitions 3, 5");
         let many: Vec<u32> = (0..20).collect();
         let told = Listed(&many).to_string();
         assert!(told.ends_with("14, 15 and 4 more"), "{told}");
-        assert_eq!(escaped("re:p:{a*b?[c]}:"), "re:p:{a\\*b\\?\\[c\\]}:");
     }
 }

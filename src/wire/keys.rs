@@ -59,11 +59,6 @@ impl Keys {
 
     /// What [`positions`](Self::positions) of a topic, or of all of them, match, as `SCAN` takes it.
     pub(crate) fn positions_pattern(&self, topic: Option<&str>) -> String {
-        let escaped = |text: &str| {
-            let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
-            let escape = |c| [special(c).then_some('\\'), Some(c)].into_iter().flatten();
-            text.chars().flat_map(escape).collect::<String>()
-        };
         let topic = topic.map_or_else(|| "*".into(), escaped);
         format!("{}p:{{{topic}}}:*", escaped(&self.prefix))
     }
@@ -174,6 +169,13 @@ pub(crate) fn position_owner<'k>(keys: &Keys, key: &'k str) -> Option<(&'k str, 
     let rest = key.strip_prefix(&*keys.prefix)?.strip_prefix("p:{")?;
     let (topic, consumer) = rest.split_once("}:")?;
     (!consumer.is_empty() && !consumer.ends_with(META)).then_some((topic, consumer))
+}
+
+/// A text as patterns of keys have it, so that it is found as it is.
+pub(crate) fn escaped(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
+    let escape = |c| [special(c).then_some('\\'), Some(c)].into_iter().flatten();
+    text.chars().flat_map(escape).collect()
 }
 
 /// What a cluster places a key by: the text between the first `{` and the next `}`, unless that is

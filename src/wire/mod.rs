@@ -29,7 +29,9 @@ pub use id::StreamId;
 pub(crate) use identity::{InstanceId, client_name, pod_name};
 pub(crate) use key_table::{KeyName, KeyRow, KeyUse, Owner};
 pub use key_table::{keys_of, keys_table};
-pub(crate) use keys::{Keys, check_consumer, check_scope, check_topic, hash_tag, position_owner};
+pub(crate) use keys::{
+    Keys, check_consumer, check_scope, check_topic, escaped, hash_tag, position_owner,
+};
 pub use letter::DeadLetterReason;
 pub(crate) use letter::{FIRST_ID, Letter, MOST_FIELDS, PAYLOAD_MISSING, ReadLetter};
 pub(crate) use payload::{REFERENCE_MAX, Reference};

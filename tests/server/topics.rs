@@ -455,7 +455,7 @@ fn a_topic_that_is_read_is_not_deleted_unless_forced() {
         );
         assert!(e.to_string().contains("svc-7"), "{e}");
         assert_eq!(keys(&server), before);
-        drop(consumer);
+        consumer.drain(PATIENCE).unwrap();
     }
     // members of other implementations are seen by their groups
     let key = "re:s:{in-use}:0";
