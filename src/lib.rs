@@ -384,10 +384,11 @@ mod wire;
 
 pub use admin::{
     Admin, ConsumerProgress, DeadLetter, DeadLetterPage, DeadLetters, DeletePreview, DeleteTopic,
-    Entries, EntryPage, GroupDescription, GroupMember, GroupPartition, PartitionDescription,
-    PartitionPreview, PartitionProgress, Pending, PendingMessage, PendingMessages, PendingOrder,
-    PendingPage, ProgressState, Replay, ReplayTo, Replayed, ReplayedAll, Reset, ResetDirection,
-    ResetPreview, ResetTo, Session, StoredEntry, TopicConsumer, TopicDescription, TopicPage,
+    Entries, EntryPage, Follow, GroupDescription, GroupMember, GroupPartition,
+    PartitionDescription, PartitionPreview, PartitionProgress, Pending, PendingMessage,
+    PendingMessages, PendingOrder, PendingPage, ProgressState, Replay, ReplayTo, Replayed,
+    ReplayedAll, Reset, ResetDirection, ResetPreview, ResetTo, Session, StoredEntry, TopicConsumer,
+    TopicDescription, TopicPage,
 };
 pub use admin::{ConsumerInfo, ConsumerKind, Forget, Forgotten, PartitionTrim, TrimTo, TrimTopic};
 pub use batch::{Batch, Fields, Json, Message, Messages, OwnedBatch, OwnedMessage, Scratch, Text};

@@ -86,6 +86,11 @@ impl StoredEntry {
         found.map(|(_, value)| &value[..])
     }
 
+    /// The bytes of all its fields.
+    pub(super) fn size(&self) -> usize {
+        self.fields.iter().map(|(n, v)| n.len() + v.len()).sum()
+    }
+
     /// Where the body is that is kept apart: its field `x`, where that means something.
     fn reference(&self) -> Option<&[u8]> {
         self.field(b"b").filter(|body| body.is_empty())?;
@@ -348,7 +353,26 @@ impl fmt::Debug for Entries {
 }
 
 /// An entry as the server tells it.
-type Told = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
+pub(super) type Told = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>);
+
+/// The entry that was told.
+pub(super) fn stored(
+    topic: &str,
+    partition: u32,
+    key: &str,
+    (id, fields): Told,
+) -> Result<StoredEntry> {
+    let Some(id) = StreamId::parse(&id) else {
+        let what = "the reply has an entry whose id is none";
+        return Err(Error::new(ErrorKind::Protocol, "XRANGE", what).on_key(key));
+    };
+    Ok(StoredEntry {
+        topic: topic.into(),
+        partition,
+        id,
+        fields,
+    })
+}
 
 /// Reads a page in steps of about as many bytes each.
 fn read(
@@ -373,18 +397,10 @@ fn read(
         let told: Vec<Told> = c.ask(&cmd, timeout)?;
         let got = told.len();
         let mut here = 0;
-        for (id, fields) in told {
-            let Some(id) = StreamId::parse(&id) else {
-                let what = "the reply has an entry whose id is none";
-                return Err(Error::new(ErrorKind::Protocol, "XRANGE", what).on_key(key));
-            };
-            here += fields.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>();
-            entries.push(StoredEntry {
-                topic: topic.into(),
-                partition,
-                id,
-                fields,
-            });
+        for told in told {
+            let entry = stored(topic, partition, key, told)?;
+            here += entry.size();
+            entries.push(entry);
         }
         let next = match entries.last().map(|e| e.id) {
             Some(last) if got == asked => follow(last, newest_first),

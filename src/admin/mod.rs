@@ -4,6 +4,7 @@ mod consumers;
 mod dead_letters;
 mod delete;
 mod entries;
+mod follow;
 mod groups;
 mod layout;
 mod ownership;
@@ -33,6 +34,7 @@ pub use consumers::{ConsumerInfo, ConsumerKind, Forget, Forgotten};
 pub use dead_letters::{DeadLetter, DeadLetterPage, DeadLetters, ReplayedAll};
 pub use delete::{DeletePreview, DeleteTopic};
 pub use entries::{Entries, EntryPage, StoredEntry};
+pub use follow::Follow;
 pub use pending::{
     GroupDescription, GroupMember, GroupPartition, PendingMessage, PendingMessages, PendingOrder,
     PendingPage,
