@@ -9,5 +9,7 @@ mod help;
 mod letters;
 mod progress;
 mod publishing;
+mod reading;
 mod refusals;
 mod support;
+mod topics;

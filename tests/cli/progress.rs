@@ -57,6 +57,12 @@ fn an_ordered_consumer_is_as_far_as_its_positions_say() {
             "{claim} {line}"
         );
     }
+    let everything = run(&server, &["status"]).well(0);
+    assert!(everything.starts_with("far / billing\n"), "{everything}");
+    assert_eq!(
+        run(&server, &["status", "far", "--json"]).objects(0).len(),
+        2
+    );
     // one that does not get on
     consumer.pause();
     let publisher = streams.publisher("far").unwrap();

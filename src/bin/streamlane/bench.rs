@@ -201,7 +201,15 @@ fn drain(streams: &Streams, topic: &str, all: u64, done: &AtomicU64) -> Result<H
 fn remove(streams: &Streams, topic: &str, partitions: u32, timeout: Duration) -> Result<()> {
     let keys = keys_of(known::prefix(streams), topic, CONSUMER, partitions);
     let unlink = keys.iter().fold(Command::new("UNLINK"), Command::key);
-    streams.admin().session()?.call(&unlink, timeout)?;
+    let listed = format!("{}topics", known::prefix(streams));
+    let unlist = Command::new("ZREM").key(listed).arg(topic);
+    for answer in streams
+        .admin()
+        .session()?
+        .call_all(&[unlink, unlist], timeout)?
+    {
+        answer?;
+    }
     Ok(())
 }
 

@@ -11,16 +11,21 @@ mod dead_letters;
 mod demo;
 mod doctor;
 mod end;
+mod entry;
 mod known;
 mod open;
 mod out;
 mod ownership;
+mod pending;
 mod place;
 mod publish;
 mod reset;
 mod status;
 mod stderr;
+mod tail;
 mod text;
+mod topics;
+mod trim;
 mod watch;
 
 use std::process::ExitCode;
@@ -54,10 +59,15 @@ enum Command {
     Doctor(doctor::Doctor),
     Status(status::Status),
     Watch(watch::Watch),
+    Topics(topics::Topics),
     Publish(publish::Publish),
+    Tail(tail::Tail),
+    Entry(entry::Entry),
     Ownership(ownership::Ownership),
     Reset(reset::Reset),
+    Pending(pending::Pending),
     DeadLetters(dead_letters::DeadLetters),
+    Trim(trim::Trim),
     Bench(bench::Bench),
     Completions(completions::Completions),
 }
@@ -94,6 +104,11 @@ fn run(command: &Command, global: &Global) -> Result {
         Command::Bench(bench) => bench.run(global),
         Command::Status(status) => status.run(global),
         Command::Watch(watch) => watch.run(global),
+        Command::Topics(topics) => topics.run(global),
+        Command::Tail(tail) => tail.run(global),
+        Command::Entry(entry) => entry.run(global),
+        Command::Pending(pending) => pending.run(global),
+        Command::Trim(trim) => trim.run(global),
         Command::Publish(publish) => publish.run(global),
         Command::Ownership(ownership) => ownership.run(global),
         Command::Reset(reset) => reset.run(global),

@@ -25,6 +25,12 @@ impl Out {
         }
     }
 
+    /// From now on each line is written as soon as it is there.
+    pub(crate) fn at_once(mut self) -> Self {
+        self.each_at_once = true;
+        self
+    }
+
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use crossbeam_channel::bounded;
 use jiff::Timestamp;
 use streamlane::{ResetTo, StreamId};
 
@@ -66,6 +67,12 @@ pub(crate) fn moment(text: &str) -> Result<SystemTime, String> {
 /// What the clock of this machine says.
 pub(crate) fn now() -> SystemTime {
     SystemTime::try_from(Timestamp::now()).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// Lets so much time pass.
+pub(crate) fn wait(time: Duration) {
+    let (_open, never) = bounded::<()>(0);
+    let _ = never.recv_timeout(time);
 }
 
 /// A whole number and its unit: 500ms, 10s, 5m, 2h, 7d.

@@ -231,7 +231,8 @@ fn chunk(input: &mut impl BufRead) -> io::Result<Vec<Vec<u8>>> {
     Ok(lines)
 }
 
-fn pair(text: &str) -> std::result::Result<(String, String), String> {
+/// A name, an equals sign, and a value.
+pub(crate) fn pair(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is wanted")?;
     Ok((name.into(), value.into()))
 }

@@ -1,18 +1,21 @@
 //! `streamlane status`: how far a consumer is.
 
 use serde::Serialize;
-use streamlane::{ConsumerProgress, PartitionProgress, ProgressState, StreamId};
+use streamlane::{Admin, ConsumerProgress, PartitionProgress, ProgressState, StreamId};
 
 use crate::{
     demo::grouped,
-    end::{End, Result},
+    end::{End, Failure, Result},
     open::Global,
     out::{Out, Table, shown},
     place::date,
+    topics,
 };
 
-/// Show how far a consumer is in each partition, and who reads it
+/// Show how far consumers are in each partition, and who reads them
 ///
+///   streamlane status
+///   streamlane status orders
 ///   streamlane status orders billing
 ///
 /// It asks the server, so it may run anywhere. How things stand, the first that
@@ -28,10 +31,10 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Status {
-    /// The topic
-    topic: String,
-    /// The consumer
-    consumer: String,
+    /// The topic; without it all
+    topic: Option<String>,
+    /// The consumer; without it all of the topic
+    consumer: Option<String>,
 }
 
 /// A line for programs.
@@ -73,12 +76,40 @@ impl<'a> Line<'a> {
 
 impl Status {
     pub(crate) fn run(&self, global: &Global) -> Result {
-        let all = global.admin()?.progress(&self.topic, &self.consumer)?;
+        let admin = global.admin()?;
         let mut out = Out::of(global);
-        show(&mut out, &all)?;
+        let mut well = true;
+        let topics = match &self.topic {
+            Some(topic) => vec![topic.clone()],
+            None => topics::all(&admin)?,
+        };
+        for topic in topics {
+            let consumers = match &self.consumer {
+                Some(consumer) => vec![consumer.clone()],
+                None => consumers(&admin, &topic)?,
+            };
+            if consumers.is_empty() {
+                out.line(format_args!("{}: read by nobody", shown(topic.as_bytes())))?;
+            }
+            for consumer in consumers {
+                let all = admin.progress(&topic, &consumer)?;
+                if self.consumer.is_none() {
+                    let names = [&topic, &consumer].map(|name| shown(name.as_bytes()));
+                    out.line(names.join(" / "))?;
+                }
+                show(&mut out, &all)?;
+                well &= is_well(&all);
+            }
+        }
         out.flush()?;
-        Ok(End::well(is_well(&all)))
+        Ok(End::well(well))
     }
+}
+
+fn consumers(admin: &Admin, topic: &str) -> Result<Vec<String>> {
+    let described = admin.describe(topic)?;
+    let found = described.ok_or_else(|| Failure::failed(format!("there is no topic {topic:?}")))?;
+    Ok(found.consumers.into_iter().map(|c| c.name).collect())
 }
 
 pub(crate) fn is_well(all: &ConsumerProgress) -> bool {

@@ -102,7 +102,7 @@ impl Demo {
         let deleted = if server.is_private() || self.keep {
             Ok(())
         } else {
-            server.delete(&keys_of("re:", &topic, CONSUMER, PARTITIONS))
+            server.delete(&topic, &keys_of("re:", &topic, CONSUMER, PARTITIONS))
         };
         let figures = figures?;
         let mut out = io::stdout().lock();

@@ -67,8 +67,11 @@ impl Server {
         Ok(values.into_iter().map(|v| v.map(id)).collect())
     }
 
-    pub(crate) fn delete(&self, keys: &[String]) -> RedisResult<()> {
-        redis::cmd("UNLINK").arg(keys).exec(&mut self.connect()?)
+    /// Deletes the keys of a topic, and takes it off the list of topics.
+    pub(crate) fn delete(&self, topic: &str, keys: &[String]) -> RedisResult<()> {
+        let mut c = self.connect()?;
+        redis::cmd("UNLINK").arg(keys).exec(&mut c)?;
+        redis::cmd("ZREM").arg("re:topics").arg(topic).exec(&mut c)
     }
 
     fn client(&self) -> RedisResult<redis::Client> {

@@ -13,6 +13,7 @@ use crate::{
     known,
     open::Global,
     out::{Out, shown},
+    topics,
 };
 
 use self::{
@@ -28,8 +29,8 @@ use self::{
 ///
 /// It looks at the version, at what is kept on disk, at memory and what is
 /// deleted when it is short, at what the user may do, at the clock, at how long an
-/// answer takes, and of topics that are named whether their keys would expire.
-/// Nothing is changed. It takes a few seconds.
+/// answer takes, and whether keys of topics would expire. Nothing is changed. It
+/// takes a few seconds.
 ///
 /// Status 1 when something must be fixed.
 ///
@@ -38,7 +39,7 @@ use self::{
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Doctor {
-    /// Topics whose keys to look at
+    /// Topics whose keys to look at; without any, all
     topics: Vec<String>,
 
     /// Whose rights to look at, instead of one's own
@@ -90,10 +91,16 @@ impl Finding {
 impl Doctor {
     pub(crate) fn run(&self, global: &Global) -> Result {
         let streams = global.open()?;
-        let mut session = streams.admin().session()?;
+        let admin = streams.admin();
+        let mut topics = self.topics.clone();
+        if topics.is_empty() {
+            // Who may not read the list is told of that by what is said of rights.
+            topics = topics::all(&admin).unwrap_or_default();
+        }
+        let mut session = admin.session()?;
         let subject = Subject {
             prefix: known::prefix(&streams),
-            topics: &self.topics,
+            topics: &topics,
             user: self.user.as_deref(),
             timeout: global.timeout,
         };

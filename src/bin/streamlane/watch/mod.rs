@@ -12,13 +12,13 @@ use crate::{
     end::{End, Failure, Result},
     open::Global,
     out::Out,
-    place::{duration, now},
+    place::{duration, now, wait},
     status,
 };
 
 use self::{
     history::History,
-    terminal::{Terminal, wait},
+    terminal::Terminal,
     view::{Screen, view},
 };
 

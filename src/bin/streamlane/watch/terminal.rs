@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::bounded;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr},
@@ -111,10 +110,4 @@ impl Drop for Terminal {
 /// q, Q, ctrl-c, ctrl-d.
 fn ends(key: u8) -> bool {
     matches!(key, b'q' | b'Q' | 0x03 | 0x04)
-}
-
-/// Lets so much time pass.
-pub(super) fn wait(time: Duration) {
-    let (_open, never) = bounded::<()>(0);
-    let _ = never.recv_timeout(time);
 }
