@@ -23,6 +23,8 @@ const ASKING: &[&[&str]] = &[
     &["tail", "t"],
     &["entry", "t", "0", "1-0"],
     &["pending", "t", "c"],
+    &["consumers", "list", "t"],
+    &["consumers", "forget", "t", "c", "--yes"],
     &["ownership", "t", "c"],
     &["reset", "t", "c", "--to", "end"],
     &["dead-letters", "list", "t", "c"],

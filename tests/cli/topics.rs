@@ -1,4 +1,4 @@
-//! `streamlane topics`, `trim` and `pending`, compared with the server.
+//! `streamlane topics`, `trim`, `pending` and `consumers`, compared with the server.
 
 use std::time::Duration;
 
@@ -230,4 +230,89 @@ fn what_members_have_in_hand_is_what_the_group_says() {
     );
     run(&server, &["pending", "hands", "nobody"]).complaint(1);
     drop(consumer);
+}
+
+#[test]
+fn consumers_are_listed_and_forgotten() {
+    let server = server();
+    let streams = filled(&server, "read", 2, 10);
+    let consumer = streams
+        .consumer("read")
+        .name("billing")
+        .messages(|_| nothing)
+        .start()
+        .unwrap();
+    let handled = || consumer.partitions().iter().map(|p| p.handled).sum::<u64>() == 10;
+    assert!(eventually(PATIENCE, handled));
+    ask(&server, "XGROUP CREATE re:s:{read}:0 foreign 0");
+    let lines = run(&server, &["consumers", "list", "read", "--json"]).objects(0);
+    let names: Vec<_> = lines
+        .iter()
+        .map(|l| (l["name"].as_str().unwrap(), l["keeps"].as_str().unwrap()))
+        .collect();
+    assert_eq!(names, [("billing", "positions"), ("foreign", "group")]);
+    assert_eq!(
+        (&lines[0]["members"], &lines[0]["registered"]),
+        (&1.into(), &true.into())
+    );
+    assert_eq!(lines[1]["registered"], false);
+    let text = run(&server, &["consumers", "list", "read"]).well(0);
+    assert!(
+        text.starts_with("consumer") && text.contains("billing"),
+        "{text}"
+    );
+
+    let refused = run(
+        &server,
+        &["consumers", "forget", "read", "billing", "--yes"],
+    );
+    assert!(
+        refused.status == 2 && refused.err.contains("lives"),
+        "{refused:?}"
+    );
+    drop(consumer);
+    let refused = run(&server, &["consumers", "forget", "read", "billing"]);
+    assert!(
+        refused.status == 3 && refused.err.contains("forgets how far billing is"),
+        "{refused:?}"
+    );
+    assert_eq!(number(&server, "EXISTS re:p:{read}:billing"), 1);
+    let told = run(
+        &server,
+        &["consumers", "forget", "read", "billing", "--yes", "--json"],
+    )
+    .object(0);
+    assert!(
+        told["keys"]
+            .as_array()
+            .unwrap()
+            .contains(&"re:p:{read}:billing".into()),
+        "{told}"
+    );
+    assert_eq!(
+        number(
+            &server,
+            "EXISTS re:p:{read}:billing re:p:{read}:billing:meta re:o:{read}:billing"
+        ),
+        0
+    );
+    assert_eq!(number(&server, "HEXISTS re:c:{read} billing"), 0);
+    run(
+        &server,
+        &["consumers", "forget", "read", "foreign", "--yes"],
+    )
+    .well(0);
+    assert_eq!(
+        ask(&server, "XINFO GROUPS re:s:{read}:0")
+            .items()
+            .iter()
+            .map(streamlane::testing::Reply::text)
+            .count(),
+        0
+    );
+    run(
+        &server,
+        &["consumers", "forget", "read", "billing", "--yes"],
+    )
+    .complaint(1);
 }

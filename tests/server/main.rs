@@ -20,6 +20,7 @@ mod delayed;
 mod deliveries;
 mod entry_ids;
 mod every_way;
+mod following;
 mod forgetting;
 mod forwarder;
 mod gaps;

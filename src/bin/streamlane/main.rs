@@ -7,6 +7,7 @@
 mod ask;
 mod bench;
 mod completions;
+mod consumers;
 mod dead_letters;
 mod demo;
 mod doctor;
@@ -63,6 +64,7 @@ enum Command {
     Publish(publish::Publish),
     Tail(tail::Tail),
     Entry(entry::Entry),
+    Consumers(consumers::Consumers),
     Ownership(ownership::Ownership),
     Reset(reset::Reset),
     Pending(pending::Pending),
@@ -109,6 +111,7 @@ fn run(command: &Command, global: &Global) -> Result {
         Command::Entry(entry) => entry.run(global),
         Command::Pending(pending) => pending.run(global),
         Command::Trim(trim) => trim.run(global),
+        Command::Consumers(consumers) => consumers.run(global),
         Command::Publish(publish) => publish.run(global),
         Command::Ownership(ownership) => ownership.run(global),
         Command::Reset(reset) => reset.run(global),
