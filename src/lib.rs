@@ -344,6 +344,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `testing` | the module `testing`: private servers, fault tools and the log checker |
+//! | `http` | `Streams::serve_http`: metrics and health for Prometheus and for probes |
 //! | `cli` | the program `streamlane`, for people on call |
 //!
 //! # What it does not do (yet)
@@ -400,6 +401,8 @@ pub use handler::{
     TypedBatchHandler, TypedHandler, typed, typed_batch,
 };
 pub use monitor::LaneState;
+#[cfg(feature = "http")]
+pub use observe::HttpServer;
 pub use observe::{
     Grade, Health, HealthContext, HealthData, Instrument, InstrumentKind, Metrics, PartitionStatus,
     Reason, Rule, Sample, Silence, Status, Value, evaluate, find_silent, grade,

@@ -2,6 +2,8 @@
 
 mod advice;
 mod observed;
+#[cfg(feature = "http")]
+mod pages;
 mod prepare;
 mod topics;
 mod traced;

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::running::Running;
+#[cfg(feature = "http")]
+use crate::observe::Life;
 use crate::observe::{ConsumerSeen, LaneSeen};
 
 impl Running {
@@ -35,5 +37,37 @@ impl Running {
             topic: self.topic.clone(),
             name: self.name.clone(),
         }
+    }
+
+    /// What is known of its threads. Where the consumer ends they may.
+    #[cfg(feature = "http")]
+    pub(crate) fn lives(&self) -> Vec<Life> {
+        let lanes = self.lanes.all();
+        let mut lives: Vec<Life> = lanes
+            .iter()
+            .map(|lane| {
+                // first: what it says last it says before it ends
+                let has_ended = lane.has_ended();
+                let status = self.status(lane);
+                Life {
+                    name: status.to_string(),
+                    has_ended,
+                    state: Some(status.state),
+                    handler_for: status.handler_for,
+                    stalled_after: status.stalled_after,
+                }
+            })
+            .collect();
+        for (thread, ended) in [("positions", &self.flusher), ("leases", &self.claiming)] {
+            let ended = ended.get().is_some_and(|e| e.by(crate::clock::now()));
+            lives.push(Life {
+                name: format!("{self}: {thread}"),
+                has_ended: ended && self.lanes.outfit().is_some(),
+                state: None,
+                handler_for: None,
+                stalled_after: std::time::Duration::ZERO,
+            });
+        }
+        lives
     }
 }

@@ -122,6 +122,7 @@ impl Source for WeakStreams {
                 .collect(),
             consumers: consumers.into_values().collect(),
             letters: streams.inner.letters.look(),
+            trimmed: streams.trimmed(),
         })
     }
 }

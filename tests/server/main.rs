@@ -26,6 +26,8 @@ mod forwarder;
 mod gaps;
 mod growth;
 mod health;
+#[cfg(feature = "http")]
+mod http;
 mod idempotency;
 mod json_publishing;
 mod keyspace;

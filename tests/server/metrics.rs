@@ -24,7 +24,7 @@ use crate::{
 };
 
 #[path = "../common/prometheus.rs"]
-mod prometheus;
+pub(crate) mod prometheus;
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -391,6 +391,35 @@ fn contesting(peaks: &mut Peaks) {
     peaks.until(&both[0].0, &["streams.partitions.contested"]);
 }
 
+fn trimming(peaks: &mut Peaks) {
+    let server = server();
+    let topic = "m-trim";
+    let of_topic = TopicSettings::default().partitions(1).trim(Trim::Exact);
+    let of_topic = of_topic.max_len(100).clamp_release_threshold(0.5);
+    let of_topic = of_topic
+        .retention(ms(1000))
+        .background_trim_interval(ms(1000));
+    let settings = Settings::default().connection_string(server.url());
+    let streams = Streams::open(settings.with_topic(topic, of_topic)).unwrap();
+    let seen = Seen::default();
+    publish_to(&streams, topic, 0, &["first"]);
+    let consumer = recording(streams.consumer(topic).name("c"), &seen);
+    consumer.start().unwrap().drain(PATIENCE).unwrap();
+    publish(&streams, topic, 0..200);
+    let _publisher = streams.publisher(topic).unwrap();
+    let known = [
+        "streams.trimmed",
+        "streams.trimmed.unread",
+        "streams.clamp.released",
+    ];
+    let until = std::time::Instant::now() + 3 * PATIENCE;
+    while !known.iter().all(|n| peaks.is_seen(n)) && std::time::Instant::now() < until {
+        peaks.look(&streams.metrics());
+        thread::sleep(ms(20));
+    }
+    peaks.until(&streams, &known);
+}
+
 #[test]
 fn every_series_is_seen_above_0() {
     let mut peaks = Peaks::default();
@@ -401,6 +430,7 @@ fn every_series_is_seen_above_0() {
     queueing(&mut peaks);
     losing(&mut peaks);
     contesting(&mut peaks);
+    trimming(&mut peaks);
     let names = Metrics::instruments().map(|i| i.name);
     let unseen: Vec<_> = names.filter(|name| !peaks.is_seen(name)).collect();
     assert!(unseen.is_empty(), "{unseen:?}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    Ownership, PartitionStatus,
+    Ownership, PartitionStatus, Trimmed,
     monitor::{Counted, Counts, LetterCounts},
     publish::PublishStatus,
 };
@@ -16,6 +16,7 @@ pub(crate) struct Seen {
     pub(crate) consumers: Vec<ConsumerSeen>,
     /// What was done with dead letters, by topic and consumer.
     pub(crate) letters: Vec<((String, String), LetterCounts)>,
+    pub(crate) trimmed: Vec<Trimmed>,
 }
 
 /// A topic that something is published to.

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    LaneState, PartitionStatus,
+    LaneState, PartitionStatus, TrimReason,
     monitor::{BOUNDS, Bounds, Counted, SIZES, TIMES},
 };
 
@@ -27,6 +27,7 @@ const T: &[&str] = &["topic"];
 const TP: &[&str] = &["topic", "partition"];
 const TC: &[&str] = &["topic", "consumer"];
 const TPC: &[&str] = &["topic", "partition", "consumer"];
+const TRIM: &[&str] = &["topic", "partition", "reason"];
 const ERROR: &[&str] = &["topic", "consumer", "policy", "exception.type"];
 
 const MESSAGES: &str = "messages";
@@ -348,6 +349,40 @@ pub(super) static INSTRUMENTS: &[Row] = &[
         (Gauge, "streams.partitions.contested", PARTITIONS, TC),
         "Partitions that two instances take for their own; not there when there are none.",
         |seen, to| of_consumers(seen, to, |c| some(c.ownership.contested.len())),
+    ),
+    row(
+        (Counter, "streams.trimmed", MESSAGES, TRIM),
+        "Messages deleted by this process, apart from those that publishing trims to MaxLen.",
+        |seen, to| {
+            for t in &seen.trimmed {
+                for reason in TrimReason::ALL {
+                    let labels = [&*t.topic, &*t.partition.to_string(), reason.as_str()];
+                    to.send(&labels, Value::Counter(t.messages(reason)));
+                }
+            }
+        },
+    ),
+    row(
+        (Counter, "streams.trimmed.unread", MESSAGES, TP),
+        "Those of them that a consumer had yet to read, since it held too much back.",
+        |seen, to| {
+            for t in &seen.trimmed {
+                let labels = [&*t.topic, &*t.partition.to_string()];
+                to.send(&labels, Value::Counter(t.unread));
+            }
+        },
+    ),
+    row(
+        (Counter, "streams.clamp.released", "releases", TPC),
+        "How often a consumer came to hold back so much that it was not waited for any more.",
+        |seen, to| {
+            for t in &seen.trimmed {
+                for (consumer, n) in &t.released {
+                    let labels = [&*t.topic, &*t.partition.to_string(), &**consumer];
+                    to.send(&labels, Value::Counter(*n));
+                }
+            }
+        },
     ),
     row(
         (Counter, "streams.dead.replayed", MESSAGES, TC),

@@ -9,7 +9,7 @@ use std::{
 
 use super::{table::INSTRUMENTS, *};
 use crate::{
-    Instances, LaneState, Member, Ownership, PartitionStatus,
+    Instances, LaneState, Member, Ownership, PartitionStatus, TrimReason,
     monitor::{Counts, Histogram, LetterCounts, SIZES, TIMES},
     publish::PublishStatus,
 };
@@ -82,6 +82,15 @@ fn published(topic: &str) -> PublishStatus {
     }
 }
 
+fn trims() -> Vec<crate::Trimmed> {
+    let all = crate::trims::AllTrims::default();
+    let trims = all.of(ODD, 0);
+    TrimReason::ALL.map(|reason| trims.add(reason, 2));
+    trims.add_unread(1);
+    trims.released(ODD);
+    all.snapshot()
+}
+
 /// Everything there can be, all above 0.
 fn full() -> Seen {
     let sizes = Histogram::default();
@@ -129,6 +138,7 @@ fn full() -> Seen {
             flush_failures: 1,
             held_up: times.look(),
         }],
+        trimmed: trims(),
         letters: vec![(
             (ODD.into(), "c".into()),
             LetterCounts {
