@@ -49,7 +49,7 @@ mod tests {
         use LaneState::{
             Ahead, Blocked, Disconnected, Lapsed, Paused, Refused, Running, Starting, Stopped,
         };
-        let limit = Duration::from_secs(300);
+        let limit = Duration::from_mins(5);
         let all = [
             Starting,
             Running,

@@ -85,7 +85,9 @@ fn published(topic: &str) -> PublishStatus {
 fn trims() -> Vec<crate::Trimmed> {
     let all = crate::trims::AllTrims::default();
     let trims = all.of(ODD, 0);
-    TrimReason::ALL.map(|reason| trims.add(reason, 2));
+    for reason in TrimReason::ALL {
+        trims.add(reason, 2);
+    }
     trims.add_unread(1);
     trims.released(ODD);
     all.snapshot()
