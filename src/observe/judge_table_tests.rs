@@ -108,7 +108,7 @@ pub(super) fn down() -> HealthContext {
     }
 }
 
-pub(super) fn divided(change: impl FnOnce(&mut Ownership)) -> HealthContext {
+pub(super) fn shared_out(change: impl FnOnce(&mut Ownership)) -> HealthContext {
     let mut o = Ownership {
         topic: "orders".into(),
         consumer: "billing".into(),
@@ -135,7 +135,7 @@ pub(super) fn contested() -> HealthContext {
         pod: "other".into(),
         epoch: String::new(),
     };
-    divided(|o| o.contested.push((3, by)))
+    shared_out(|o| o.contested.push((3, by)))
 }
 
 /// What there is, and what is said of it.
@@ -602,116 +602,6 @@ pub(super) fn about_progress() -> Vec<Row> {
             one(),
             Degraded,
             Rule::Silent,
-        ),
-    ]
-}
-
-#[allow(clippy::too_many_lines)]
-pub(super) fn about_order() -> Vec<Row> {
-    let one = || consumers(1, 1);
-    let p = in_state;
-    let many = [
-        behind(Running, 3000),
-        lags(Running, 120_001, None),
-        p(Blocked, 301),
-        left_to_another(301, Some(1)),
-    ];
-    let without_the_first = |n: usize| {
-        let mut order = [2, 3, 0, 1].map(|i| many[i].clone()).to_vec();
-        order.drain(..n);
-        order
-    };
-    let lagging = || vec![lags(Running, 120_001, None)];
-    let superseded = || divided(|o| o.standing = Standing::Superseded);
-    vec![
-        (without_the_first(0), one(), Unhealthy, Rule::BlockedTooLong),
-        (without_the_first(1), one(), Unhealthy, Rule::StoppedTooLong),
-        (without_the_first(2), one(), Unhealthy, Rule::BehindTail),
-        (without_the_first(3), one(), Degraded, Rule::Lagging),
-        (
-            vec![behind(Running, 3000)],
-            consumers(1, 0),
-            Unhealthy,
-            Rule::BehindTail,
-        ),
-        // ownership
-        (
-            vec![p(Blocked, 301)],
-            superseded(),
-            Unhealthy,
-            Rule::Superseded,
-        ),
-        (
-            vec![p(Ahead, 0)],
-            superseded(),
-            Unhealthy,
-            Rule::PositionAhead,
-        ),
-        (
-            vec![p(Running, 1)],
-            divided(|o| o.standing = Standing::Lapsed),
-            Unhealthy,
-            Rule::ClaimsLapsed,
-        ),
-        (
-            vec![],
-            divided(|o| o.standing = Standing::Joining),
-            Healthy,
-            Rule::Fine,
-        ),
-        (
-            vec![p(Running, 1)],
-            divided(|o| o.unowned_for = Some(s(10))),
-            Healthy,
-            Rule::Fine,
-        ),
-        (
-            vec![p(Running, 1)],
-            divided(|o| o.unowned_for = Some(ms(10_001))),
-            Degraded,
-            Rule::Unowned,
-        ),
-        (
-            lagging(),
-            divided(|o| o.unowned_for = Some(s(11))),
-            Degraded,
-            Rule::Lagging,
-        ),
-        (vec![p(Running, 1)], contested(), Degraded, Rule::Contested),
-        (
-            vec![with(Running, |p| p.since_gap = Some(s(1)))],
-            contested(),
-            Degraded,
-            Rule::Contested,
-        ),
-        (vec![p(Blocked, 1)], contested(), Degraded, Rule::Blocked),
-        (
-            vec![still(0, 60_001)],
-            contested(),
-            Degraded,
-            Rule::Contested,
-        ),
-        // Degraded ones among themselves
-        (
-            vec![with(Running, |p| p.since_gap = Some(s(1))), p(Stopped, 1)],
-            one(),
-            Degraded,
-            Rule::Stopped,
-        ),
-        (
-            vec![
-                lags(Running, 120_001, None),
-                with(Running, |p| p.handler_for = Some(s(301))),
-            ],
-            one(),
-            Degraded,
-            Rule::Stalled,
-        ),
-        (
-            vec![still(0, 60_001), p(Running, 1)],
-            one(),
-            Healthy,
-            Rule::Fine,
         ),
     ]
 }

@@ -8,7 +8,8 @@ use crate::{ConsumerSettings, Delivery, LaneState, Snapshot, StreamId, consume};
 ///
 /// What a thread of its own asks the server, every `SampleIntervalMs`, is as old as
 /// [`sample_age`](Self::sample_age) says, and `None` where it is not known, whatever the reason: nothing
-/// here is 0 because nobody could tell. All of it goes away with the lane when the partition is another's.
+/// here is 0 because nobody could tell. All of it goes away with the lane when the partition is another's. An ACL
+/// user needs the right to `XINFO` for it, and in the queue modes to `XPENDING`; without, one warning says so.
 ///
 /// The default is a partition of which nothing is known, with the thresholds that settings have by default:
 /// something to begin with in a test of one's own.
