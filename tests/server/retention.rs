@@ -295,6 +295,9 @@ fn a_release_leaves_what_is_young_but_no_more_than_there_is_room_for() {
     // 86 are there, 80 may be, 66 are to be left, and 55 are young.
     becomes("the old ones to go", || len(&server, "room") == 55);
     counted(&streams, TrimReason::Age, 30);
+    becomes("them to be told from the others", || {
+        streams.trimmed()[0].unread > 0
+    });
     let done = &streams.trimmed()[0];
     assert_eq!((done.unread, done.messages(TrimReason::MinId)), (30, 10));
     assert_eq!(done.messages(TrimReason::MaxLen), 0);
@@ -498,6 +501,21 @@ fn r97_what_is_deleted_one_by_one_and_trimmed_leaves_a_stream_that_loads() {
         })
         .start()
         .unwrap();
+    // A node that ends in a hole which is young, behind entries that are not.
+    old(&server, "r97-hole", 120);
+    let kept = kept_for(HOUR).background_trim_interval(Duration::ZERO);
+    let (others, young) = process(&server.url(), "r97-hole", kept, "q");
+    let last = young.publish("k", "T", "x").unwrap().to_string();
+    let hole = stream("r97-hole");
+    server.command(&["XDEL", &hole, &last]).unwrap();
+    let swept = others.admin().trim_now("r97-hole").unwrap();
+    assert_eq!((swept[0].trimmed, swept[0].length), (120, 0));
+    let told = server.command(&["XINFO", "STREAM", &hole]).unwrap();
+    let nodes = told
+        .items()
+        .chunks(2)
+        .find(|p| p[0].text() == "radix-tree-keys");
+    assert_eq!(nodes.unwrap()[1].int(), Some(0), "no empty node is left");
     let facts = |name: &str| {
         let facts = server
             .command(&["XINFO", "STREAM", &stream("r97")])
