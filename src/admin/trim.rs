@@ -11,7 +11,7 @@ use crate::{
     retention::{
         Cut, Place, Policy, Search, Strangers, everybody, is_any_between, server_ms, sweep,
     },
-    wire::{check_topic, topic::TopicRecord},
+    wire::check_topic,
 };
 
 use super::{Shared, TIMEOUT, stream};
@@ -380,30 +380,12 @@ pub(super) fn places(
     only: Option<u32>,
     by: Deadline,
 ) -> Result<(Vec<u32>, bool)> {
-    let mut cmd = redis::cmd("HMGET");
-    cmd.arg(shared.keys.topic_meta(topic))
-        .arg(&TopicRecord::FIELDS);
-    let values = c.ask_fields(&cmd, TopicRecord::FIELDS.len(), by.left())?;
-    let field = |i: usize| values[i].as_deref();
-    let record = TopicRecord::parse([field(0), field(1), field(2)]);
-    let Some(n) = record.partitions else {
+    let layout = shared.layout(c, topic, by)?;
+    let (n, co_located) = (layout.partitions, layout.co_located);
+    if n == 0 {
         let what = format!("topic {topic:?} has never been created");
         return Err(Error::config(what));
-    };
-    let exists = [true, false].map(|co_located| {
-        let mut cmd = redis::cmd("EXISTS");
-        cmd.arg(shared.keys.stream(topic, 0, co_located));
-        cmd
-    });
-    let mut there = Vec::with_capacity(2);
-    for answer in c.pipeline(&exists, by.left())? {
-        there.push(matches!(answer?, redis::Value::Int(1)));
     }
-    let co_located = match there[..] {
-        [false, true] => false,
-        [false, false] => shared.settings.topic(topic).co_locate_partitions,
-        _ => true,
-    };
     match only {
         None => Ok(((0..n).collect(), co_located)),
         Some(p) if p < n => Ok((vec![p], co_located)),
