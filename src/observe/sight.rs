@@ -285,6 +285,13 @@ impl State {
                 next.map(|id| Duration::from_millis(wall_ms.saturating_sub(id.ms())))
             }
         };
+        // Nor has what was not there yet when the server was asked, where all that was is finished.
+        let at_most = match sample {
+            Some((s, at)) if !sight.is_queue && status.position.id >= s.tail() => {
+                Some(at_most.map_or(since(*at), |t| t.min(since(*at))))
+            }
+            _ => at_most,
+        };
         status.lag = match (waits, at_most) {
             (Some(waits), Some(at_most)) => Some(waits.min(at_most)),
             (waits, at_most) => waits.or(at_most),

@@ -223,6 +223,14 @@ fn caught_up_is_what_the_lane_found_or_where_it_does_not_read_what_the_sample_sa
     w.lane.last_found_nothing_ms = None;
     assert_eq!(w.status(12 * S).lag, seconds(10));
 
+    // all that was seen is finished, so that what waits has come since
+    w.position = at(9 * S, 3);
+    assert_eq!(w.status(600 * S).lag, seconds(590));
+    w.sample(stream(S, 9 * S, 3), 598 * S);
+    assert_eq!(w.status(600 * S).lag, seconds(2));
+    w.sample(stream(S, 9 * S, 3), 12 * S);
+    w.position = at(2 * S, 2);
+
     // paused: what the lane found does not count
     (w.running, w.lane.reads) = (LaneState::Paused, false);
     w.lane.found_nothing = true;
