@@ -20,7 +20,8 @@ pub enum TrimReason {
     MinId,
     /// They were older than `RetentionSeconds`.
     Age,
-    /// They were finished, under [`AckDelete`](crate::AckDelete).
+    /// They were finished, under [`AckDelete`](crate::AckDelete). Under `Immediate` each that was acknowledged counts,
+    /// also where somebody else had deleted it by then.
     Ack,
 }
 

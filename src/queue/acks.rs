@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    Result, StreamId, clock,
+    Result, StreamId, TrimReason, clock,
     consume::Lane,
     error::{Error, ErrorKind, Outcome},
     monitor::count,
@@ -212,9 +212,19 @@ impl Group {
         }
     }
 
+    /// So many were acknowledged, by scripts that delete what they acknowledge where that is wanted.
+    pub(super) fn count_deleted(&self, acked: u64) {
+        if let Some(deleted) = &self.deleted
+            && acked > 0
+        {
+            deleted.add(TrimReason::Ack, acked);
+        }
+    }
+
     /// Counts acknowledgements. Where some came too late another has the entries, or had them, which is told.
     pub(super) fn heed_settled(lane: &mut Lane<Self>, settled: Settled) {
         count(&lane.monitor.acked, settled.acked);
+        lane.progress.count_deleted(settled.acked);
         let (many, first) = (settled.late, settled.first_late);
         if many == 0 {
             return;

@@ -23,6 +23,7 @@ use crate::{
     monitor::count,
     net::{Connection, STOP},
     quiet::{HeldBack, Quiet},
+    trims::PartitionTrims,
     wire::MOST_FIELDS,
 };
 
@@ -55,6 +56,8 @@ pub(crate) struct Group {
     /// Where partitions are claimed: what was another's has been taken over since this one was.
     pub(super) acquired: bool,
     pub(super) debts: Debts,
+    /// Where it is counted what acknowledgements delete from a partition, if they do.
+    pub(super) deleted: Option<Arc<PartitionTrims>>,
     /// Finished here, and not acknowledged, since the group was lost: not to be handled again when it is given
     /// to us again.
     pub(super) finished: Vec<StreamId>,
@@ -133,6 +136,7 @@ impl Group {
                 behind: true,
                 acquired: false,
                 debts: Debts::default(),
+                deleted: plan.counts_deleted(Source::of(lane)),
                 given: Vec::new(),
                 next_ack_ms: 0,
                 has_acked: false,

@@ -14,7 +14,7 @@ use crate::{
         script::{Form, Script},
     },
     ownership::Lease,
-    trims::AllTrims,
+    trims::{AllTrims, PartitionTrims},
     wire::Keys,
 };
 
@@ -231,5 +231,15 @@ impl GroupPlan {
     fn deletes(&self, source: Source) -> &'static str {
         let deletes = source == Source::Retries || self.ack_delete == AckDelete::Immediate;
         if deletes { "x" } else { "k" }
+    }
+
+    /// Where it is counted what acknowledgements delete. The retry stream is nobody's topic.
+    pub(super) fn counts_deleted(&self, source: Source) -> Option<Arc<PartitionTrims>> {
+        match source {
+            Source::Partition(p) if self.ack_delete == AckDelete::Immediate => {
+                Some(self.trims.of(&self.topic, p))
+            }
+            _ => None,
+        }
     }
 }

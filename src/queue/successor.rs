@@ -225,7 +225,10 @@ impl Group {
                     lane.reads_again();
                     lane.progress.settled = index + 1;
                     match fate {
-                        Fate::Done(letter) => told(lane, letter),
+                        Fate::Done(letter) => {
+                            lane.progress.count_deleted(1);
+                            told(lane, letter);
+                        }
                         Fate::Anothers if may_be_done => log::info!(
                             "{lane}: an answer was lost: a failed message has its successor, or is another's"
                         ),

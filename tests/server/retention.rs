@@ -481,6 +481,42 @@ fn r96_what_a_queue_has_finished_is_bounded_and_what_is_pending_is_not_lost_in_s
 }
 
 #[test]
+fn what_acknowledgements_delete_at_once_is_counted_once_and_only_of_the_topic() {
+    let server = server();
+    let (streams, publisher) = process(&server.url(), "ack-counts", kept_for(HOUR), "p");
+    // before anything is handled, so that some travel with a read and some are on their own
+    for body in [["x"; 50].as_slice(), &["again", "bad"], &["x"; 30]].concat() {
+        publisher.publish("k", "T", body).unwrap();
+    }
+    let consumer = streams
+        .consumer("ack-counts")
+        .name("c")
+        .delivery(Delivery::WorkQueue)
+        .ack_delete(AckDelete::Immediate)
+        .batch_size(7)
+        .messages(|_| {
+            |m: &Message<'_>| -> HandlerResult {
+                match m.body() {
+                    b"again" if m.attempt() == 1 => Err("later").or_retry_after(SECOND)?,
+                    b"bad" => Err("for good").or_dead_letter()?,
+                    _ => {}
+                }
+                Ok(())
+            }
+        })
+        .start()
+        .unwrap();
+    let retries = "re:rt:{ack-counts}:c";
+    becomes("all to be finished", || {
+        let handled: u64 = consumer.partitions().iter().map(|p| p.handled).sum();
+        handled == 81 && len(&server, "ack-counts") == 0 && int(&server, &["XLEN", retries]) == 0
+    });
+    consumer.stop();
+    counted(&streams, TrimReason::Ack, 82);
+    assert_eq!(streams.trimmed().len(), 1, "{:?}", streams.trimmed());
+}
+
+#[test]
 fn r97_what_is_deleted_one_by_one_and_trimmed_leaves_a_stream_that_loads() {
     let server = server();
     let settings = kept_for(SECOND);
