@@ -333,6 +333,14 @@
 //! become a replica still answers who only reads: as soon as it refuses one connection a write, all of the
 //! consumer's leave it, and look for its successor by name.
 //!
+//! # Operating it
+//!
+//! - [`tool`](mod@tool): the program `streamlane`, which looks and mends from outside.
+//! - [`metrics`](mod@metrics): everything that is counted and measured, and how to have it collected.
+//! - [`Rule`]: what health is judged by, with every threshold.
+//! - [`keys`](mod@keys): every key on the server, what it holds and how long it lives.
+//! - [`retention_guide`](mod@retention_guide): how long messages are kept, and who may delete them.
+//!
 //! # Settings
 //!
 //! [`Settings`] come from a JSON file, the environment (`Streams__Consumers__0__BatchSize=500`) and code;
@@ -401,6 +409,7 @@ pub use handler::{
     TypedBatchHandler, TypedHandler, typed, typed_batch,
 };
 pub use monitor::LaneState;
+pub use net::ServerTrouble;
 #[cfg(feature = "http")]
 pub use observe::HttpServer;
 pub use observe::{

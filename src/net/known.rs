@@ -1,25 +1,28 @@
 //! Servers that are known to break on what somebody may ask of them, and what is therefore not asked.
 
-/// A range of versions, and what is wrong with it.
+/// What is wrong with a range of versions of Redis, and what is done about it here.
+///
+/// Who connects to such a server finds it in the log; this is for tools that look at servers beforehand.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+#[non_exhaustive]
+pub struct ServerTrouble {
     /// From this version on.
     first: [u32; 3],
     /// Up to this one.
     last: [u32; 3],
     /// What happens.
-    pub(crate) what: &'static str,
+    pub what: &'static str,
     /// What is done about it here.
-    pub(crate) avoided: &'static str,
+    pub avoided: &'static str,
     /// The first version without it.
-    pub(crate) mended: &'static str,
+    pub mended: &'static str,
     /// Whether `XAUTOCLAIM` is not to be sent.
     pub(crate) no_autoclaim: bool,
 }
 
 /// What is known. What has to be avoided on any version is not in here, for nobody has to be told.
-pub(crate) const TROUBLES: &[Trouble] = &[
-    Trouble {
+const TROUBLES: &[ServerTrouble] = &[
+    ServerTrouble {
         first: [7, 0, 0],
         last: [7, 0, 4],
         what: "XAUTOCLAIM over messages that were trimmed can crash it, and overrun its memory (CVE-2022-31144, \
@@ -29,7 +32,7 @@ pub(crate) const TROUBLES: &[Trouble] = &[
         mended: "7.0.5",
         no_autoclaim: true,
     },
-    Trouble {
+    ServerTrouble {
         first: [8, 2, 0],
         last: [8, 2, 2],
         what: "XACKDEL with several ids overruns its stack, and crashes it (CVE-2025-62507)",
@@ -39,12 +42,21 @@ pub(crate) const TROUBLES: &[Trouble] = &[
     },
 ];
 
-/// What is wrong with a server of this version.
-pub(crate) fn trouble_of(version: Option<&str>) -> Option<&'static Trouble> {
-    let version = parse(version?)?;
-    TROUBLES
-        .iter()
-        .find(|t| (t.first..=t.last).contains(&version))
+impl ServerTrouble {
+    /// What is known to be wrong with this version of Redis, which is written as `INFO` has it in `redis_version`
+    /// (`8.2.1`). Nothing is known of what is written in another way. Asks no server.
+    ///
+    /// ```
+    /// let trouble = streamlane::ServerTrouble::of("8.2.1").unwrap();
+    /// assert_eq!(trouble.mended, "8.2.3");
+    /// assert!(streamlane::ServerTrouble::of("8.2.3").is_none());
+    /// ```
+    pub fn of(version: &str) -> Option<&'static Self> {
+        let version = parse(version)?;
+        TROUBLES
+            .iter()
+            .find(|t| (t.first..=t.last).contains(&version))
+    }
 }
 
 /// `7.0.15`, and whatever may follow.
@@ -80,10 +92,9 @@ mod tests {
             ("new", None),
             ("", None),
         ] {
-            let found = trouble_of(Some(version));
+            let found = ServerTrouble::of(version);
             assert_eq!(found.map(|t| t.mended), mended, "{version}");
         }
-        assert!(trouble_of(None).is_none());
         let [old, new] = TROUBLES else {
             panic!("say here what is new");
         };

@@ -27,7 +27,7 @@ pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;
 pub(crate) use inbox::Inbox;
 pub(crate) use interrupt::{Interrupt, STOP};
-pub(crate) use known::trouble_of;
+pub use known::ServerTrouble;
 pub(crate) use skim::Skim;
 pub(crate) use target::{Secret, Target};
 

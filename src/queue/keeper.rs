@@ -16,9 +16,8 @@ use crate::{
     error::{Error, ErrorKind},
     fence::Fence,
     net::{
-        Connection, Interrupt, STOP, Target,
+        Connection, Interrupt, STOP, ServerTrouble, Target,
         script::{Script, by_hash_first},
-        trouble_of,
     },
     quiet::{HeldBack, Quiet},
     wire::Claimant,
@@ -456,7 +455,11 @@ impl Keeper {
     fn claim_idle(&mut self, n: u32, stream: &[u8], hand: &Hand) -> Result<()> {
         let plan = Arc::clone(&self.plan);
         // Told at the start.
-        if trouble_of(self.connection()?.server_version()).is_some_and(|t| t.no_autoclaim) {
+        let trouble = self
+            .connection()?
+            .server_version()
+            .and_then(ServerTrouble::of);
+        if trouble.is_some_and(|t| t.no_autoclaim) {
             return Ok(());
         }
         let cursor = self.cursors.remove(&n).unwrap_or_else(|| "0-0".into());

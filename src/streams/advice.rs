@@ -2,14 +2,14 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use crate::net::{Connection, trouble_of};
+use crate::net::{Connection, ServerTrouble};
 
 /// What the one look at the server's configuration may cost.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One look at what the server would lose, silent where it is not permitted; and at its version.
 pub(super) fn advise(connection: &mut Connection) {
-    if let Some(trouble) = trouble_of(connection.server_version()) {
+    if let Some(trouble) = connection.server_version().and_then(ServerTrouble::of) {
         log::warn!(
             "{}: the server is of a version that is known to break: {}; {}; upgrade to {} or later",
             connection.endpoint(),

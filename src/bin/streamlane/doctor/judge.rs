@@ -2,28 +2,14 @@
 
 use std::time::Duration;
 
+use streamlane::ServerTrouble;
+
 use super::{
     Finding, Verdict,
     facts::{Clock, Facts, Latency, Topic},
     rights::{Held, Right, Role},
 };
 use crate::place::span;
-
-/// Versions that are known to break what is done here: from, up to, and why.
-const KNOWN_BAD: [(Family, Version, Version, &str); 2] = [
-    (
-        Family::Redis,
-        (7, 0, 0),
-        (7, 0, 4),
-        "it can crash when a group's messages are claimed after they were trimmed, and XAUTOCLAIM can overflow",
-    ),
-    (
-        Family::Redis,
-        (8, 2, 1),
-        (8, 2, 1),
-        "it can crash when several messages are acknowledged and deleted at once",
-    ),
-];
 
 /// Answers that take longer are worth a look. Whether that must be fixed is for people to say.
 const SLOW: Duration = Duration::from_millis(10);
@@ -99,13 +85,12 @@ fn version(facts: &Facts) -> Finding {
         let what = format!("{name} {text} is too old");
         return finding("version", Verdict::Fix, what).with("Redis 7.0 or later, or Valkey");
     }
-    let bad = KNOWN_BAD
-        .iter()
-        .find(|(f, from, upto, _)| *f == family && (*from..=*upto).contains(&version));
-    if let Some((.., upto, why)) = bad {
-        let what = format!("{name} {text}: {why}");
-        let (a, b, c) = upto;
-        return finding("version", Verdict::Fix, what).with(format!("a version after {a}.{b}.{c}"));
+    if family == Family::Redis
+        && let Some(trouble) = ServerTrouble::of(text)
+    {
+        let what = format!("{name} {text}: {}; {}", trouble.what, trouble.avoided);
+        let fix = format!("upgrade to {} or later", trouble.mended);
+        return finding("version", Verdict::Fix, what).with(fix);
     }
     finding("version", Verdict::Ok, format!("{name} {text}"))
 }
