@@ -458,7 +458,7 @@ pub mod tool {}
 #[doc = include_str!("docs/metrics.md")]
 pub mod metrics {}
 
-/// The blocks of the README are compiled with the tests.
-#[cfg(doctest)]
+/// The blocks of the README are compiled with the tests, where the feature is on that one of them shows.
+#[cfg(all(doctest, feature = "http"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -11,5 +11,6 @@ mod progress;
 mod publishing;
 mod reading;
 mod refusals;
+mod runbooks;
 mod support;
 mod topics;
