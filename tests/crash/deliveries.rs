@@ -50,7 +50,7 @@ fn a_message_that_kills_its_process_becomes_a_dead_letter_and_its_neighbours_are
         assert_eq!(letter.last_id, ids[at], "{case}");
         assert_eq!(letter.reason, Some(DeadLetterReason::Deliveries), "{case}");
         assert_eq!((letter.deliveries, letter.attempts), (most, 0), "{case}");
-        let said = format!("handed over {most} times and the process died");
+        let said = format!("given out {most} times and nobody came back");
         assert!(letter.error.contains(&said), "{}", letter.error);
         // Until it is known to be the one it may die with others on record.
         assert!((most..=most + 3).contains(&deaths), "{case}");

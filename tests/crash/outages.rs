@@ -50,12 +50,14 @@ fn every_lane_resumes_after_each_kill_of_the_server_and_nothing_is_left_behind()
     let rounds = number_from_env("STREAMLANE_CRASH_OUTAGES").unwrap_or(20);
     let mut scene = Scene::new();
     scene.resume();
-    // it takes its time at the start, for a process that is soon gone has no use for it
-    let there = || {
-        let clients = scene.server.command(&["CLIENT", "LIST"]).unwrap().text();
-        clients.contains("name=streams-delays")
-    };
-    assert!(eventually(PATIENCE, there), "the mover of delayed messages");
+    // these take their time at the start, for a process that is soon gone has no use for them
+    for late in ["streams-delays", "streams-sampler"] {
+        let there = || {
+            let clients = scene.server.command(&["CLIENT", "LIST"]).unwrap().text();
+            clients.contains(&format!("name={late}"))
+        };
+        assert!(eventually(PATIENCE, there), "{late}");
+    }
     let before = Footprint::settled(|_| true);
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
@@ -93,7 +95,9 @@ impl Scene {
         let logs = Logs::of(&server);
         // so often that it is connected before anything is counted
         let refresh = Duration::from_millis(20);
-        let streams = Streams::open(settings(&server.url()).topic_refresh(refresh)).unwrap();
+        let settings = settings(&server.url()).topic_refresh(refresh);
+        let settings = settings.sample_interval(Duration::from_secs(1));
+        let streams = Streams::open(settings).unwrap();
         let hold = Arc::new(Hold::default());
         let (held, log) = (Arc::clone(&hold), Logs::recorder(&logs.handled));
         let handle = move |m: &Message<'_>| {
