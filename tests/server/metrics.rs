@@ -259,6 +259,14 @@ fn consuming(peaks: &mut Peaks) {
             .values()
             .all(|n| *n == 0.0)
     });
+    assert!(consumer.pause_partition(own[0]));
+    peaks.until(&streams, &["streams.paused"]);
+    assert!(consumer.resume_partition(own[0]));
+    expect("the pause to end", || {
+        values(&streams, "streams.paused")
+            .values()
+            .all(|n| *n == 0.0)
+    });
 
     let key = format!("re:p:{{{topic}}}:c");
     server.command(&["SET", &key, "no hash"]).unwrap();

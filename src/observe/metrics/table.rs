@@ -313,6 +313,15 @@ pub(super) static INSTRUMENTS: &[Row] = &[
         },
     ),
     row(
+        (Gauge, "streams.paused", "status", TPC),
+        "1 while the partition is paused, else 0.",
+        |seen, to| {
+            of_lanes(seen, to, |_, l| {
+                Some(gauge(u64::from(l.status.state == LaneState::Paused)))
+            });
+        },
+    ),
+    row(
         (Gauge, "streams.handler.busy_ms", MS, TPC),
         "For how long the handler call that runs has been running; 0 while none does.",
         |seen, to| {
