@@ -5,6 +5,7 @@
 //! its turn at the endpoint's [`gate`], has the name looked up by the [`resolver`], connects a
 //! [`Socket`] and runs the [`handshake`] on it.
 
+mod background;
 mod connection;
 mod deadline;
 mod gate;
@@ -22,6 +23,7 @@ mod target;
 
 use std::time::{Duration, Instant};
 
+pub(crate) use background::Background;
 pub(crate) use connection::{Connection, Duplex};
 pub(crate) use deadline::Deadline;
 pub(crate) use gate::Gate;

@@ -2,22 +2,14 @@
 //! independently of lanes and handlers, and disturbs nobody: what it cannot find out is not known, and it asks
 //! again later.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
-
-use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Result, Snapshot, clock,
     consume::Extent,
     error::{Error, ErrorKind},
     net::{
-        Connection, Interrupt, STOP, Skim, Target,
+        Background, Connection, Interrupt, STOP, Skim, Target,
         resp::{self, Cursor, Head},
     },
     queue::{GroupPlan, is_gone},
@@ -88,7 +80,7 @@ pub(crate) struct SamplerTerms {
 /// The sampler of a process, which begins when it is first needed.
 pub(crate) struct Sampler {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Background,
 }
 
 struct Shared {
@@ -99,42 +91,25 @@ struct Shared {
 
 impl Sampler {
     pub(crate) fn new(terms: SamplerTerms, sampled: impl Sampled + 'static) -> Self {
+        let interrupt = Arc::<Interrupt>::default();
         Self {
+            thread: Background::new(Arc::clone(&interrupt), Duration::ZERO),
             shared: Arc::new(Shared {
                 terms,
-                interrupt: Arc::default(),
+                interrupt,
                 sampled: Box::new(sampled),
             }),
-            thread: Mutex::default(),
         }
     }
 
     /// Starts the thread unless it runs. Without it everything goes on, and lags are not known.
     pub(crate) fn start(&self) {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
-            return;
-        }
-        let mut turns = Turns::new(Arc::clone(&self.shared));
-        let started = thread::Builder::new()
-            .name("sampler".into())
-            // The logger is foreign code: its panic must not end this.
-            .spawn(move || while catch_unwind(AssertUnwindSafe(|| turns.run())).is_err() {});
-        match started {
-            Ok(t) => *thread = Some(t),
-            Err(e) => log::warn!("no thread to find out how far consumers are behind: {e}"),
-        }
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.shared.interrupt.cut(STOP);
-        let thread = self.thread.lock().take();
-        // The last handle may be one that the sampler itself was the last to hold.
-        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
-            let _ = thread.join(); // a panic was caught where it happened
-        }
+        let sample = || {
+            let mut turns = Turns::new(Arc::clone(&self.shared));
+            move || turns.run()
+        };
+        let without = "it is not known how far consumers are behind";
+        self.thread.start("sampler", without, sample);
     }
 }
 

@@ -11,20 +11,16 @@ mod trimmer;
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::{
     TopicSettings,
-    net::{Interrupt, STOP, Target},
+    net::{Background, Interrupt, Target},
     publish::Partitions,
     trims::AllTrims,
     wire::Keys,
@@ -38,7 +34,7 @@ pub(crate) use trimmer::server_ms;
 
 /// There is something new to look after.
 const ADDED: u32 = 1 << 1;
-/// How long the end of the trimmer may take before it is cut off.
+/// How long the end of the trimmer, which hands its leases back, may take before it is cut off.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// What the trimmer is told once.
@@ -55,13 +51,7 @@ pub(crate) struct Terms {
 /// The topics that are trimmed here, and the thread that does it. It ends when this is dropped.
 pub(crate) struct Retention {
     shared: Arc<Shared>,
-    thread: Mutex<Option<Thread>>,
-}
-
-struct Thread {
-    handle: JoinHandle<()>,
-    /// Disconnected when it has ended.
-    ended: Receiver<Infallible>,
+    thread: Background,
 }
 
 /// What the trimmer and its handle share.
@@ -92,14 +82,15 @@ struct Letters {
 
 impl Retention {
     pub(crate) fn new(terms: Terms) -> Self {
+        let interrupt = Arc::<Interrupt>::default();
         Self {
+            thread: Background::new(Arc::clone(&interrupt), GRACE),
             shared: Arc::new(Shared {
                 terms,
-                interrupt: Arc::default(),
+                interrupt,
                 topics: Mutex::default(),
                 letters: Mutex::default(),
             }),
-            thread: Mutex::default(),
         }
     }
 
@@ -147,46 +138,15 @@ impl Retention {
         self.start();
     }
 
-    /// Starts the thread unless it runs. Without it others trim, if there are any.
     fn start(&self) {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
-            self.shared.interrupt.set(ADDED);
-            return;
-        }
-        let (alive, ended) = bounded(0);
-        let shared = Arc::clone(&self.shared);
-        let started = thread::Builder::new()
-            .name("retention".into())
-            .spawn(move || trim_all(&shared, alive));
-        match started {
-            Ok(handle) => *thread = Some(Thread { handle, ended }),
-            Err(e) => log::warn!("no thread to trim topics by age: {e}; others have to"),
-        }
-    }
-}
-
-fn trim_all(shared: &Arc<Shared>, alive: Sender<Infallible>) {
-    let mut trimmer = Trimmer::new(Arc::clone(shared));
-    // The logger is foreign code: its panic must not end the trimmer.
-    while catch_unwind(AssertUnwindSafe(|| trimmer.run())).is_err() {}
-    drop(alive);
-}
-
-impl Drop for Retention {
-    fn drop(&mut self) {
-        let Some(Thread { handle, ended }) = self.thread.lock().take() else {
-            return;
+        let trim = || {
+            let mut trimmer = Trimmer::new(Arc::clone(&self.shared));
+            move || trimmer.run()
         };
-        // One that sleeps has the time to hand its leases back; one that waits for a server has not.
-        self.shared.interrupt.set(STOP);
-        if handle.thread().id() == thread::current().id() {
-            return; // the last handle was dropped by the logger
+        let without = "others have to trim topics by age";
+        if self.thread.start("retention", without, trim) {
+            self.shared.interrupt.set(ADDED);
         }
-        if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
-            self.shared.interrupt.cut(STOP);
-        }
-        let _ = handle.join(); // a panic was caught where it happened
     }
 }
 

@@ -5,9 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -18,7 +16,7 @@ use crate::{
     Result, TopicSettings,
     consumer::Running,
     error::{Error, ErrorKind},
-    net::{Connection, Deadline, Inbox, Interrupt, STOP, Target, resp},
+    net::{Background, Connection, Deadline, Inbox, Interrupt, STOP, Target, resp},
     publish::{GROWN, Partitions, Registry, Subject, restore},
     quiet::{HeldBack, Quiet},
     wire::{
@@ -30,7 +28,7 @@ use crate::{
 /// The topics in use, and the thread that watches them.
 pub(super) struct Topics {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Background,
 }
 
 /// What the watcher is told once.
@@ -62,14 +60,15 @@ struct Topic {
 
 impl Topics {
     pub(super) fn new(watch: Watch) -> Self {
+        let interrupt = Arc::<Interrupt>::default();
         Self {
+            thread: Background::new(Arc::clone(&interrupt), Duration::ZERO),
             shared: Arc::new(Shared {
                 registry: Arc::new(Registry::new(&watch.keys)),
                 watch,
-                interrupt: Arc::default(),
+                interrupt,
                 topics: Mutex::default(),
             }),
-            thread: Mutex::default(),
         }
     }
 
@@ -99,30 +98,12 @@ impl Topics {
 
     /// Starts the thread unless it runs. Without it everything goes on with the partitions that are known.
     fn start(&self) {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
-            return;
-        }
-        let mut watcher = Watcher::new(Arc::clone(&self.shared));
-        let started = thread::Builder::new()
-            .name("topics".into())
-            // The logger is foreign code: its panic must not end the watch.
-            .spawn(move || while catch_unwind(AssertUnwindSafe(|| watcher.run())).is_err() {});
-        match started {
-            Ok(t) => *thread = Some(t),
-            Err(e) => log::warn!("no thread to notice when topics grow: {e}"),
-        }
-    }
-}
-
-impl Drop for Topics {
-    fn drop(&mut self) {
-        self.shared.interrupt.cut(STOP);
-        let thread = self.thread.lock().take();
-        // The last handle may be one of a consumer's, which the watcher itself was the last to hold.
-        if let Some(thread) = thread.filter(|t| t.thread().id() != thread::current().id()) {
-            let _ = thread.join(); // a panic was caught where it happened
-        }
+        let watch = || {
+            let mut watcher = Watcher::new(Arc::clone(&self.shared));
+            move || watcher.run()
+        };
+        let without = "it is not noticed when topics grow";
+        self.thread.start("topics", without, watch);
     }
 }
 

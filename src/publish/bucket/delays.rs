@@ -2,21 +2,17 @@
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     fmt,
     hash::{BuildHasher, RandomState},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Weak},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::{
     TopicSettings, clock,
-    net::{Interrupt, STOP, Target},
+    net::{Background, Interrupt, Target},
     wire::Keys,
 };
 
@@ -43,13 +39,7 @@ pub(crate) struct Terms {
 /// The topics whose delayed messages are moved, and the thread that does it. It ends when this is dropped.
 pub(crate) struct Delays {
     shared: Arc<Shared>,
-    thread: Mutex<Option<Thread>>,
-}
-
-struct Thread {
-    handle: JoinHandle<()>,
-    /// Disconnected when it has ended.
-    ended: Receiver<Infallible>,
+    thread: Background,
 }
 
 /// What the mover and its handle share.
@@ -72,14 +62,15 @@ impl Delays {
     pub(crate) fn new(terms: Terms) -> Self {
         let salt = (std::process::id(), clock::wall());
         let token = format!("{:016x}", RandomState::new().hash_one(salt));
+        let interrupt = Arc::<Interrupt>::default();
         Self {
+            thread: Background::new(Arc::clone(&interrupt), GRACE),
             shared: Arc::new(Shared {
                 terms,
                 token,
-                interrupt: Arc::default(),
+                interrupt,
                 topics: Mutex::default(),
             }),
-            thread: Mutex::default(),
         }
     }
 
@@ -113,46 +104,13 @@ impl Delays {
         self.shared.interrupt.set(ADDED);
     }
 
-    /// Starts the thread unless it runs. Without it others move what is delayed, if there are any.
     fn start(&self) {
-        let mut thread = self.thread.lock();
-        if thread.is_some() {
-            return;
-        }
-        let (alive, ended) = bounded(0);
-        let shared = Arc::clone(&self.shared);
-        let started = thread::Builder::new()
-            .name("delays".into())
-            .spawn(move || move_all(&shared, alive));
-        match started {
-            Ok(handle) => *thread = Some(Thread { handle, ended }),
-            Err(e) => log::warn!("no thread to publish delayed messages: {e}; others have to"),
-        }
-    }
-}
-
-fn move_all(shared: &Arc<Shared>, alive: Sender<Infallible>) {
-    let mut mover = Mover::new(Arc::clone(shared));
-    // The logger is foreign code: its panic must not end the mover.
-    while catch_unwind(AssertUnwindSafe(|| mover.run())).is_err() {}
-    drop(alive);
-}
-
-impl Drop for Delays {
-    fn drop(&mut self) {
-        let Some(Thread { handle, ended }) = self.thread.lock().take() else {
-            return;
+        let move_all = || {
+            let mut mover = Mover::new(Arc::clone(&self.shared));
+            move || mover.run()
         };
-        let interrupt = &self.shared.interrupt;
-        // A mover that sleeps has the time to hand its leases back; one that waits for a server has not.
-        interrupt.set(STOP);
-        if handle.thread().id() == thread::current().id() {
-            return; // the last handle was dropped by the logger
-        }
-        if ended.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
-            interrupt.cut(STOP);
-        }
-        let _ = handle.join(); // a panic was caught where it happened
+        let without = "others have to publish delayed messages";
+        self.thread.start("delays", without, move_all);
     }
 }
 
