@@ -239,42 +239,60 @@ impl TrimTopic {
     pub fn apply(&self) -> Result<Vec<PartitionTrim>> {
         self.run("trim", |c, by| {
             let mut all = Vec::new();
-            for plan in self.look(c, by)? {
-                let mut goes_on = || !by.left().is_zero();
-                let (stream, timeout) = (plan.stream.as_bytes(), by.left());
-                let exact = true;
-                let how = How { exact, timeout };
-                let trimmed = match self.to {
-                    TrimTo::Length(n) if self.force || plan.low.is_none() => {
-                        trim(c, stream, Leave::Newest(n), how, &mut goes_on)
-                    }
-                    TrimTo::Length(_) => {
-                        trim_oldest(c, stream, (plan.from, plan.most), timeout, &mut goes_on)
-                    }
-                    TrimTo::Age(_) => trim(c, stream, Leave::From(plan.from), how, &mut goes_on),
-                };
-                let trimmed = trimmed.map_err(|e| e.on_key(stream))?;
-                let reason = match self.to {
-                    TrimTo::Length(_) => TrimReason::MaxLen,
-                    TrimTo::Age(_) => TrimReason::Age,
-                };
-                let counts = self.shared.trims.of(&self.topic, plan.partition);
-                counts.add(reason, trimmed);
-                if by.left().is_zero() {
-                    let what = format!("the time was over in partition {}", plan.partition);
-                    return Err(Error::new(ErrorKind::Timeout, "trim", what));
-                }
-                all.push(plan.told(trimmed, true));
-            }
-            let done: u64 = all.iter().map(|p| p.trimmed).sum();
+            let done = self.trim_each(c, by, &mut all);
+            // Whatever ended it: what is gone is gone, and somebody will ask where it went.
+            let deleted: u64 = all.iter().map(|p| p.trimmed).sum();
             log::warn!(
-                "topic {}: {done} messages were deleted by hand, by {:?}{}",
+                "topic {}: {deleted} messages were deleted by hand, by {:?}{}{}",
                 self.topic,
                 self.to,
-                if self.force { ", forced" } else { "" }
+                if self.force { ", forced" } else { "" },
+                if done.is_err() {
+                    "; it broke off, and may have deleted more"
+                } else {
+                    ""
+                }
             );
-            Ok(all)
+            done.map(|()| all)
         })
+    }
+
+    /// Trims each partition, and adds what was deleted to `all`, also of the one in which the time is over.
+    fn trim_each(
+        &self,
+        c: &mut Connection,
+        by: Deadline,
+        all: &mut Vec<PartitionTrim>,
+    ) -> Result<()> {
+        let reason = match self.to {
+            TrimTo::Length(_) => TrimReason::MaxLen,
+            TrimTo::Age(_) => TrimReason::Age,
+        };
+        for plan in self.look(c, by)? {
+            let mut goes_on = || !by.left().is_zero();
+            let (stream, timeout) = (plan.stream.as_bytes(), by.left());
+            let exact = true;
+            let how = How { exact, timeout };
+            let trimmed = match self.to {
+                TrimTo::Length(n) if self.force || plan.low.is_none() => {
+                    trim(c, stream, Leave::Newest(n), how, &mut goes_on)
+                }
+                TrimTo::Length(_) => {
+                    trim_oldest(c, stream, (plan.from, plan.most), timeout, &mut goes_on)
+                }
+                TrimTo::Age(_) => trim(c, stream, Leave::From(plan.from), how, &mut goes_on),
+            };
+            let trimmed = trimmed.map_err(|e| e.on_key(stream))?;
+            let counts = self.shared.trims.of(&self.topic, plan.partition);
+            counts.add(reason, trimmed);
+            let partition = plan.partition;
+            all.push(plan.told(trimmed, true));
+            if by.left().is_zero() {
+                let what = format!("the time was over in partition {partition}");
+                return Err(Error::new(ErrorKind::Timeout, "trim", what));
+            }
+        }
+        Ok(())
     }
 
     fn run<T>(
